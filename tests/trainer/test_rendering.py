@@ -524,12 +524,14 @@ def test_a_call_may_have_no_arguments(arguments: dict[str, Any]) -> None:
 
 def test_renderings_are_remembered_up_to_a_size_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of agents' datasets have different tools each, with up to a megabyte of text."""
-    monkeypatch.setattr("finetune_trainer.tokens.turns._MOST_CHARACTERS", 50_000)
+    monkeypatch.setattr("finetune_trainer.tokens.marked._MOST_CHARACTERS", 50_000)
     renderer = Renderer(tokenizer(template("qwen2_5")), train_on_prompt=False)
     most = 0
     for number in range(40):
         tool = {"type": "function", "function": {"name": f"f{number}", "description": "d" * 2000}}
         renderer.tokens(read(USER, {"role": "assistant", "content": "a"}, tools=[tool]))
-        kept = renderer._turns._kept
-        most = max(most, sum(len(key[1]) + sum(map(len, pieces)) for key, pieces in kept.items()))
+        marked = renderer._turns._marked
+        kept = sum(len(key[1]) + sum(map(len, around.gaps)) for key, around in marked._arounds.items())
+        kept += sum(len(key[1]) + len(tail) for key, tail in marked._tails.items())
+        most = max(most, kept)
     assert 25_000 < most <= 50_000

@@ -24,8 +24,8 @@ _DIGESTS = ("content", "prompt")
 _NUMBERS = ("trained", "whole", "place", "said_place", "said_what", "dropped_whole")
 #: Bits of the row's number in a place, which is a number that no other row of the source has: file and row.
 _ROW_BITS = 40
-#: Number of tokens scanned at a time.
-_SCANNED = 1 << 20
+#: Number of tokens scanned at a time, which takes a few megabytes.
+_SCANNED = 1 << 18
 
 
 class Examples(Protocol):
@@ -65,7 +65,7 @@ class TokenFile:
 
     def append(self, tokens: TokenizedExample) -> None:
         # One word per token: its id, encoded as -1 - id if it is trained.
-        words = np.where(tokens.trained, -1 - tokens.ids, tokens.ids).astype("<i4")
+        words = np.where(tokens.trained, -1 - tokens.ids, tokens.ids).astype("<i4", copy=False)
         assert self._file is not None, "already written completely"
         self._file.write(words.tobytes())
         self._ends.append((self._ends[-1] if self._ends else 0) + len(words))
@@ -260,7 +260,7 @@ class ExampleWriter:
         """Writes an example. ``whole`` is its number of tokens before truncation."""
         data = tokens.ids.tobytes() + tokens.trained.tobytes()
         self._all.update(data)
-        first = int(np.argmax(tokens.trained))
+        first = int(tokens.trained.argmax())
         self.tokens.append(tokens)
         self._add(
             place=self._key(place), whole=whole, content=_digest(data),

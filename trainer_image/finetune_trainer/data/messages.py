@@ -112,9 +112,10 @@ class MessageReader:
             )
         if pairs:
             value = self._paired(value, column, place)
-        elif len(value) > 1 and all(isinstance(turn, str) for turn in value):  # of LIMA and UltraChat
+        # of LIMA and UltraChat
+        elif len(value) > 1 and isinstance(value[0], str) and all(isinstance(turn, str) for turn in value):
             value = self._alternating(value, column, place)
-        if pairs or (isinstance(value[0], dict) and _KEYED.keys() & value[0].keys()):
+        if pairs or (isinstance(value[0], dict) and not _KEYED.keys().isdisjoint(value[0])):
             value = [turn for at, each in enumerate(value, first) for turn in self._turns(each, at, place)]
         return [self._message(message, number, place) for number, message in enumerate(value, start=first)]
 
@@ -329,7 +330,8 @@ def role_of(message: object, roles: Mapping[str, str]) -> str | None:
 
 
 def _standard(role: str, roles: Mapping[str, str]) -> str | None:
-    return _ROLES.get(_plain(roles.get(role, role)))
+    role = roles.get(role, role)
+    return _ROLES.get(role) or _ROLES.get(_plain(role))
 
 
 def is_message(value: object, *, keyed: bool = False) -> bool:

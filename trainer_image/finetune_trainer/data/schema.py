@@ -149,6 +149,8 @@ class DatasetSchema:
 
     def _system(self, row: Row) -> list[Message]:
         column, value = self.columns.optional(row, "system")
+        if value is None:
+            return []
         if isinstance(value, Mapping) and value.keys() & set(CONTENTS):
             return self.messages.read([{**value, "role": "system"}], column, row.place)
         parts = value if isinstance(value, list) else [self.columns.optional_text(row, "system")]
@@ -300,18 +302,17 @@ class DatasetSchema:
         """Returns a conversation whose first ``untrained`` messages are not trained, nor any with weight 0."""
         self._talks = True
         answers = [message["role"] == "assistant" for message in messages]
-        trained = [
-            answer and message.get(WEIGHT) != 0 for answer, message in zip(answers, messages, strict=True)
-        ]
-        bare = [
-            {name: value for name, value in message.items() if name != WEIGHT}
-            if WEIGHT in message
-            else message
-            for message in messages
-        ]
+        trained = answers
+        if any(WEIGHT in message for message in messages):
+            trained = [
+                answer and message.get(WEIGHT) != 0 for answer, message in zip(answers, messages, strict=True)
+            ]
+            messages = [
+                {name: value for name, value in message.items() if name != WEIGHT} for message in messages
+            ]
         return Conversation(
             place=row.place,
-            messages=bare,
+            messages=messages,
             trained=[False] * untrained + trained[untrained:],
             tools=tools,
             held_out=trained != answers,

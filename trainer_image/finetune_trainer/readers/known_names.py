@@ -54,8 +54,19 @@ def _known_name(scope: Scope, name: str) -> KnownName | None:
 
 def by_names[T](derive: Callable[[tuple[str, ...]], T]) -> Callable[[tuple[str, ...]], T]:
     """Returns ``derive`` with a cache: rows of one kind have the same names. Of long sets only the last is kept."""
-    kept, last = lru_cache(_MOST_SETS)(derive), lru_cache(1)(derive)
-    return lambda names: (kept if sum(map(len, names)) < _LONGEST_SET else last)(names)
+    kept: dict[tuple[str, ...], T] = {}
+    last = lru_cache(1)(derive)
+
+    def derived(names: tuple[str, ...]) -> T:
+        if names in kept:
+            return kept[names]
+        if sum(map(len, names)) >= _LONGEST_SET:
+            return last(names)
+        if len(kept) >= _MOST_SETS:
+            kept.clear()
+        return kept.setdefault(names, derive(names))
+
+    return derived
 
 
 def is_empty(value: Any) -> bool:

@@ -5,11 +5,12 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from finetune_trainer.tokens.chat import Message, Tokenizer
 from finetune_trainer.tokens.example import Conversation, PlainText, TextPair
 from finetune_trainer.tokens.notes import Note
+
+#: For each token of a text, the positions of its first character and past its last one.
+type Offsets = Sequence[tuple[int, int]]
 
 #: Characters that show nothing: white space, controls, Unicode's Default_Ignorable_Code_Point, and Braille's blank.
 _UNSEEN = (
@@ -111,24 +112,25 @@ class ControlTokens:
         parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, Sequence) else ()
         return any(map(self.within, parts))
 
-    def without_stripped(
-        self, text: str, ids: Sequence[int], first: np.ndarray, last: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def without_stripped(self, text: str, ids: Sequence[int], offsets: Offsets) -> Offsets:
         """Returns the offsets of the row's tokens without the white space that special tokens take from their sides.
 
         A token with lstrip or rstrip covers the white space beside it, which may belong to a turn.
         """
         numbers = [n for n, index in enumerate(ids) if index in self._stripping] if self._stripping else []
-        if numbers:
-            first, last = first.copy(), last.copy()
+        if not numbers:
+            return offsets
+        bare = list(offsets)
         for number in numbers:
             left, right = self._stripping[ids[number]]
-            covered = text[first[number] : last[number]]
+            first, past = bare[number]
+            covered = text[first:past]
             if left:
-                first[number] += len(covered) - len(covered.lstrip())
+                first += len(covered) - len(covered.lstrip())
             if right:
-                last[number] -= len(covered) - len(covered.rstrip())
-        return first, last
+                past -= len(covered) - len(covered.rstrip())
+            bare[number] = first, past
+        return bare
 
 
 #: Placeholders of media, as LLaMA-Factory, ms-swift and LLaVA write them into prompts.

@@ -7,18 +7,23 @@ this token, so both sides are then encoded apart.
 
 import itertools
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import NamedTuple
+from operator import itemgetter
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from finetune_trainer.tokens.chat import Tokenizer
-from finetune_trainer.tokens.contents import ControlTokens
+from finetune_trainer.tokens.contents import ControlTokens, Offsets
 from finetune_trainer.tokens.notes import Note
 from finetune_trainer.tokens.turns import Turn
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding
 
 #: Texts in front of a continuation whose own tokens are dropped. Most tokenizers of SentencePiece's kind write a space
 #: in front of every text; none writes it behind a character. One that merges with what follows is not used.
@@ -30,8 +35,9 @@ _WORD = re.compile(r"(?<=\S) (?=[^\W\d_])")
 #: Maximum number of cached ends of prompts. Templates have a few.
 _MOST_KEPT = 1024
 
-type Offsets = Sequence[tuple[int, int]]
 type Mask = npt.NDArray[np.bool_]
+
+_FIRST, _PAST = itemgetter(0), itemgetter(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,11 +72,21 @@ class Rendered:
 
 
 class Encoded(NamedTuple):
-    """Tokens of a text: their ids, and the positions of the first character of each and past the last one."""
+    """Tokens of a text: their ids and their offsets, neither of whose two positions ever decreases."""
 
     ids: list[int]
-    first: np.ndarray
-    last: np.ndarray
+    offsets: Offsets
+
+    def ending_by(self, position: int) -> int:
+        """Returns how many tokens end at or before ``position``.
+
+        Some tokenizers leave white space out of the offsets: a token of nothing else is empty and at its own end.
+        """
+        return bisect_right(self.offsets, position, key=_PAST)
+
+    def beginning_before(self, position: int) -> int:
+        """Returns how many tokens begin before ``position``."""
+        return bisect_left(self.offsets, position, key=_FIRST)
 
 
 class Encoder:
@@ -83,18 +99,25 @@ class Encoder:
         """Yields the tokens of each example. All are encoded at once, which is several times as fast."""
         if not rendered:
             return
-        encoded = self._tokenizer(
-            [example.text for example in rendered], add_special_tokens=False, return_offsets_mapping=True
-        )
-        for example, *tokens in zip(rendered, encoded["input_ids"], encoded["offset_mapping"], strict=True):
-            yield self._made(example, *tokens)
+        encodings = self._encodings([example.text for example in rendered])
+        for example, encoding in zip(rendered, encodings, strict=True):
+            yield self._made(example, encoding)
 
-    def _made(self, example: Rendered, ids: list[int], offsets: Offsets) -> TokenizedExample:
+    def _encodings(self, texts: list[str]) -> "Sequence[Encoding]":
+        # The offsets of all texts as lists at once would take far more time and memory than those of one at a time.
+        encoded = self._tokenizer(
+            texts, add_special_tokens=False, return_attention_mask=False, return_token_type_ids=False
+        )
+        encodings: Sequence[Encoding] = encoded.encodings
+        return encodings
+
+    def _made(self, example: Rendered, encoding: "Encoding") -> TokenizedExample:
         said = list(example.notes)
         wanted = example.turns is not None
         turns = example.turns or example.hidden
+        ids = encoding.ids
         if turns or example.begins:
-            encoded = self._located(example.text, ids, offsets)
+            encoded = self._located(example.text, ids, encoding.offsets)
             apart = self._apart(example.text, encoded, example.begins)
             if apart is not None:
                 encoded = apart
@@ -102,7 +125,7 @@ class Encoder:
             ids = encoded.ids
         trained = np.full(len(ids), not wanted)
         for turn in turns:
-            trained[(encoded.last > turn.begin) & (encoded.first < turn.end)] = wanted
+            trained[encoded.ending_by(turn.begin) : encoded.beginning_before(turn.end)] = wanted
             if not turn.alone:
                 # If the closing tokens were not trained, the model would never learn to stop.
                 trained[self._closing(example.text, encoded, turn)] = wanted
@@ -140,27 +163,28 @@ class Encoder:
         These are the first special token after the turn, further special tokens that belong to it, and whitespace that
         the template writes between the turn and them.
         """
-        ids, first, last, special = encoded.ids, encoded.first, encoded.last, self._controls.ids
-        start = end = int(first.searchsorted(turn.end))
+        (ids, offsets), special = encoded, self._controls.ids
+        start = end = encoded.beginning_before(turn.end)
         while (
             end < len(ids)
             and ids[end] not in special
-            and last[end] <= turn.closed
-            and not text[first[end] : last[end]].strip()
+            and offsets[end][1] <= turn.closed
+            and not text[slice(*offsets[end])].strip()
         ):
             end += 1
         closing = end
         # White space before a special token that strips it has no token: only the position shows what follows directly.
-        while end < len(ids) and ids[end] in special and (first[end] == turn.end or last[end] <= turn.closed):
+        while (
+            end < len(ids)
+            and ids[end] in special
+            and (offsets[end][0] == turn.end or offsets[end][1] <= turn.closed)
+        ):
             end += 1
         return slice(start, end if end > closing else start)
 
     def _located(self, text: str, ids: list[int], offsets: Offsets) -> Encoded:
         """Returns the tokens with their positions, without white space that special tokens take from beside them."""
-        # Several times as fast as an array of the list of pairs.
-        flat = np.fromiter(itertools.chain.from_iterable(offsets), np.int64, 2 * len(offsets))
-        first, last = flat.reshape(-1, 2).T
-        return Encoded(ids, *self._controls.without_stripped(text, ids, first, last))
+        return Encoded(ids, self._controls.without_stripped(text, ids, offsets))
 
     def _apart(self, text: str, whole: Encoded, begins: Iterable[int]) -> Encoded | None:
         """Returns the tokens of ``text`` encoded apart at those positions of ``begins`` where that makes a difference.
@@ -177,19 +201,18 @@ class Encoder:
                 return None
             joined = Encoded(
                 ids=joined.ids + part.ids,
-                first=np.concatenate([joined.first, part.first + begin]),
-                last=np.concatenate([joined.last, part.last + begin]),
+                offsets=[*joined.offsets, *_moved(part.offsets, begin)],
             )
         return joined
 
     def _one(self, text: str) -> Encoded:
-        encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        return self._located(text, encoded["input_ids"], encoded["offset_mapping"])
+        (encoding,) = self._encodings([text])
+        return self._located(text, encoding.ids, encoding.offsets)
 
     def _differs(self, text: str, whole: Encoded, begin: int) -> bool:
         """Whether the tokens of ``text[:begin]`` are not the first ones of the whole text."""
-        past = _tokens_before(whole, begin)
-        if past < len(whole.ids) and whole.first[past] < begin:
+        past = whole.ending_by(begin)
+        if past < len(whole.ids) and whole.offsets[past][0] < begin:
             return True
         # Tokenizers look ahead for white space and in numbers only: how they divide "  " depends on what follows.
         before = text[begin - 1]
@@ -206,13 +229,13 @@ class Encoder:
         """
         near = max(0, begin - _NEAR)
         start = past
-        while start and whole.first[start - 1] >= near:
+        while start and whole.offsets[start - 1][0] >= near:
             start -= 1
             if whole.ids[start] in self._controls.ids:
-                return start, int(whole.first[start])
+                return start, whole.offsets[start][0]
         if near and not self._begins_with_space and (word := _WORD.search(text, near, begin)):
-            start = _tokens_before(whole, word.start())
-            if start < past and whole.first[start] in (word.start(), word.end()):
+            start = whole.ending_by(word.start())
+            if start < past and whole.offsets[start][0] in (word.start(), word.end()):
                 return start, word.start()
         return 0, 0
 
@@ -221,10 +244,10 @@ class Encoder:
         for before in _BEFORE if self._begins_with_space else ("",):
             encoded = self._one(before + text)
             own = self.ids(before) if before else []
-            past = _tokens_before(encoded, len(before))
-            first, last = encoded.first[past:] - len(before), encoded.last[past:] - len(before)
-            if encoded.ids[:past] == own and (first >= 0).all():
-                return Encoded(ids=encoded.ids[past:], first=first, last=last)
+            past = encoded.ending_by(len(before))
+            offsets = _moved(encoded.offsets[past:], -len(before))
+            if encoded.ids[:past] == own and (not offsets or offsets[0][0] >= 0):
+                return Encoded(ids=encoded.ids[past:], offsets=offsets)
         return None
 
     @cached_property
@@ -233,9 +256,5 @@ class Encoder:
         return self.ids("\nx")[len(self.ids("\n")) :] != self.ids("x")
 
 
-def _tokens_before(encoded: Encoded, position: int) -> int:
-    """Returns how many tokens end at or before ``position``.
-
-    Some tokenizers leave white space out of the offsets: a token of nothing else is empty and at its own end.
-    """
-    return int(encoded.last.searchsorted(position, side="right"))
+def _moved(offsets: Offsets, by: int) -> Offsets:
+    return [(first + by, past + by) for first, past in offsets]
