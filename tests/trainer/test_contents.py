@@ -86,6 +86,7 @@ def test_a_text_with_a_rendered_template_of_any_model_is_found(text: str) -> Non
     assert said(PlainText(place=PLACE, text=text)) == [Note.RENDERED]
     assert Note.RENDERED in said(pair(text, "x"))
     assert Note.RENDERED in said(pair("x", text), None)
+    assert Note.RENDERED in said(conversation(("user", text), ("assistant", "x")))
 
 
 @pytest.mark.parametrize(

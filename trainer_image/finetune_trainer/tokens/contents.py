@@ -158,6 +158,8 @@ class Contents:
             if self._within(message["content"] if len(message) == 2 else message)
         }
         asked = [message["content"] for message in example.messages if message["role"] == "user"]
+        if asked and holds_template(asked[0]):
+            return [Note.RENDERED, *self._named(said - {False}), *_of_prompts(asked)]
         return [
             *self._named(said | {False} if self._within(example.tools or ()) else said),
             *_of_prompts(asked),
