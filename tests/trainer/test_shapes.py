@@ -294,6 +294,17 @@ def test_reasoning_in_a_column_is_the_answers_where_the_template_reads_it(
         example(value, columns=columns)
 
 
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
+@pytest.mark.parametrize(
+    "named", [["reasoning_content"], ["reasoning"], ["thinking"], ["reasoning", "reasoning_content"]]
+)
+def test_reasoning_of_a_message_has_the_name_that_the_template_reads(named: Sequence[str], key: str) -> None:
+    answer = {**LIMA, **dict.fromkeys(named, "Peru…")}
+    read = example({"messages": [USER, answer]}, reads=lambda name: name == key)
+    assert isinstance(read, Conversation)
+    assert read.messages[-1][key] == "Peru…"
+
+
 def test_reasoning_is_mapped_on_advice_alone() -> None:
     value = {"prompt": "Capital of Peru?", "completion": "Lima.", "rationale": "Peru has one capital."}
     with pytest.raises(StageError, match=r"Map it: columns: \{reasoning: rationale\}, or leave it out"):

@@ -131,6 +131,17 @@ class ControlTokens:
         return first, last
 
 
+#: Tokens that end answers of published models.
+_ENDS = (
+    "</s>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<end_of_turn>",
+    "<|end|>",
+    "<|eot|>",
+)
 #: Placeholders of media, as LLaMA-Factory, ms-swift and LLaVA write them into prompts.
 _PLACEHOLDER = re.compile(r"<(?:image|video|audio)>")
 
@@ -158,7 +169,8 @@ class Contents:
             if self._within(message["content"] if len(message) == 2 else message)
         }
         asked = [message["content"] for message in example.messages if message["role"] == "user"]
-        if asked and holds_template(asked[0]):
+        last = example.messages[-1]["content"]
+        if any(map(holds_template, asked[:1])) or self._ends_otherwise(last):
             return [Note.RENDERED, *self._named(said - {False}), *_of_prompts(asked)]
         return [
             *self._named(said | {False} if self._within(example.tools or ()) else said),
@@ -195,7 +207,12 @@ class Contents:
         return text.rstrip().removesuffix(self._eos)
 
     def _holds_template(self, text: str) -> bool:
-        return holds_template(text) or any(marker in text for marker in self._markers)
+        marked = any(marker in text for marker in self._markers)
+        return marked or holds_template(text) or self._ends_otherwise(text)
+
+    def _ends_otherwise(self, text: str) -> bool:
+        """Whether a text ends with a token that ends answers of other models, and is text to this one."""
+        return text.rstrip().endswith(_ENDS) and not self._within(text)
 
 
 def _of_prompts(prompts: Sequence[str]) -> Iterator[str]:

@@ -70,7 +70,7 @@ class Note(StrEnum):
         "space inside.",
     )  # fmt: skip
     RENDERED = _Said(
-        "a text contains a rendered chat template", "Many",
+        "a text contains a rendered chat template, or another model's end", "Many",
         "In a text its markers and prompts are trained, too, and around a prompt the model's own template is rendered "
         "again. Use conversations (messages), which the model's template or datasets.chatTemplate renders, or remove "
         "the markers.",
