@@ -169,13 +169,11 @@ class Contents:
             if self._within(message["content"] if len(message) == 2 else message)
         }
         asked = [message["content"] for message in example.messages if message["role"] == "user"]
+        more = [*_of_prompts(asked), *_of_answer(example.messages[-1]["content"])]
         last = example.messages[-1]["content"]
         if any(map(holds_template, asked[:1])) or self._ends_otherwise(last):
-            return [Note.RENDERED, *self._named(said - {False}), *_of_prompts(asked)]
-        return [
-            *self._named(said | {False} if self._within(example.tools or ()) else said),
-            *_of_prompts(asked),
-        ]
+            return [Note.RENDERED, *self._named(said - {False}), *more]
+        return [*self._named(said | {False} if self._within(example.tools or ()) else said), *more]
 
     def of_pair(self, pair: TextPair, *, joined: bool) -> list[str]:
         """Returns notes on a prompt and its completion as texts.
@@ -183,7 +181,7 @@ class Contents:
         ``joined`` says that no template is applied, so that they may have the tokens that begin and end a text.
         """
         prompt, completion = pair.prompt, pair.completion
-        more = list(_of_prompts([prompt]))
+        more = [*_of_prompts([prompt]), *_of_answer(completion)]
         if joined:
             prompt, completion = prompt.removeprefix(self._bos), self._without_eos(completion)
         said = {trained for trained, text in ((False, prompt), (True, completion)) if self._within(text)}
@@ -220,6 +218,11 @@ def _of_prompts(prompts: Sequence[str]) -> Iterator[str]:
         yield Note.BLANK_PROMPT
     if any("<" in prompt and _PLACEHOLDER.search(prompt) for prompt in prompts):
         yield Note.PLACEHOLDER
+
+
+def _of_answer(answer: str) -> Iterator[str]:
+    if answer.lstrip().startswith("<think>") and "</think>" not in answer:
+        yield Note.OPEN_THOUGHT
 
 
 def holds_template(text: str) -> bool:

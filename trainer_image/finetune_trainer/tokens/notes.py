@@ -75,6 +75,10 @@ class Note(StrEnum):
         "again. Use conversations (messages), which the model's template or datasets.chatTemplate renders, or remove "
         "the markers.",
     )  # fmt: skip
+    OPEN_THOUGHT = _Said(
+        "an answer opens a thought (<think>) and does not close it", "Problem",
+        "It was probably truncated where it was generated, and teaches to end within a thought. Remove these rows.",
+    )  # fmt: skip
     BLANK_PROMPT = _Said(
         "the prompt is blank", "Problem", "Its answer is trained after nothing. Write the prompt, or remove the row.",
     )  # fmt: skip
