@@ -86,6 +86,21 @@ def test_a_text_with_a_rendered_template_of_any_model_is_found(text: str) -> Non
     assert said(PlainText(place=PLACE, text=text)) == [Note.RENDERED]
     assert Note.RENDERED in said(pair(text, "x"))
     assert Note.RENDERED in said(pair("x", text), None)
+    assert Note.RENDERED in said(conversation(("user", text), ("assistant", "x")))
+
+
+def test_an_answer_that_ends_within_its_thought_is_found() -> None:
+    assert said(conversation(("user", "x"), ("assistant", "<think>\nSo"))) == [Note.OPEN_THOUGHT]
+    assert said(pair("x", " <think>So")) == [Note.OPEN_THOUGHT]
+    for whole in ("<think>So</think>y", "So</think>y", "The tag <think> opens it."):
+        assert said(pair("x", whole)) == []
+
+
+def test_an_answer_that_ends_as_another_models_does_is_found() -> None:
+    assert said(conversation(("user", "x"), ("assistant", "y</s>\n"))) == [Note.RENDERED]
+    assert said(pair("x", "y<|endoftext|>")) == said(PlainText(place=PLACE, text="y</s>")) == [Note.RENDERED]
+    assert said(pair("x", "<s>y</s> and z")) == []
+    assert said(pair("x", "y<eos>"), None) == [Note.OWN_ENDS]
 
 
 @pytest.mark.parametrize(

@@ -421,6 +421,16 @@ def test_a_table_between_tabs_is_no_text(tmp_path: Path, encoding: str) -> None:
         assert read(tmp_path, "a.txt", plain.encode(encoding))
 
 
+@pytest.mark.parametrize("content", [LINES, b"\n" + LINES, json.dumps(ROWS, indent=1).encode()])
+def test_json_is_no_text(tmp_path: Path, content: bytes) -> None:
+    error = refusal(tmp_path, "a.txt", content)
+    assert "the lines are JSON" in str(error)
+    assert "Name it .jsonl" in error.fix
+    assert read(tmp_path, "a.jsonl", content) == ROWS
+    assert read(tmp_path, "a.txt", content, separator="\n")
+    assert read(tmp_path, "a.txt", b"[1] A list.\n{x} A set.\n")
+
+
 HEADER = "question\tanswer\tnote\n"
 TABLES = {
     "an empty last field": HEADER + "Who?\tAna\t\n" * 3,

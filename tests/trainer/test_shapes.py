@@ -95,6 +95,7 @@ READ: list[tuple[str, Mapping[str, Any], str, Sequence[tuple[str, str]]]] = [
      "PromptCompletion (OpenOrca)", ASKED),
     ("prompt and completion with a system column", {"prompt": "Capital of Peru?", "completion": "Lima.", "system": "Be brief."},
      "PromptCompletion", [BE_BRIEF, *ASKED]),
+    ("HuggingChat", {"preprompt": "Be brief.", "messages": [USER, LIMA]}, "Messages", [BE_BRIEF, *ASKED]),
     ("messages with a system column", {"prompt": [USER], "completion": [LIMA], "system": "Be brief."}, "PromptCompletion", [BE_BRIEF, *ASKED]),
     ("question and answer with a context", {"question": "Who?", "context": "Ana won.", "answer": "Ana"}, "QuestionAnswer",
      [("user", "Who?\n\nAna won."), ("Assistant", "Ana")]),
@@ -293,6 +294,17 @@ def test_reasoning_in_a_column_is_the_answers_where_the_template_reads_it(
         example(value, columns=columns)
 
 
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
+@pytest.mark.parametrize(
+    "named", [["reasoning_content"], ["reasoning"], ["thinking"], ["reasoning", "reasoning_content"]]
+)
+def test_reasoning_of_a_message_has_the_name_that_the_template_reads(named: Sequence[str], key: str) -> None:
+    answer = {**LIMA, **dict.fromkeys(named, "Peru…")}
+    read = example({"messages": [USER, answer]}, reads=lambda name: name == key)
+    assert isinstance(read, Conversation)
+    assert read.messages[-1][key] == "Peru…"
+
+
 def test_reasoning_is_mapped_on_advice_alone() -> None:
     value = {"prompt": "Capital of Peru?", "completion": "Lima.", "rationale": "Peru has one capital."}
     with pytest.raises(StageError, match=r"Map it: columns: \{reasoning: rationale\}, or leave it out"):
@@ -326,6 +338,18 @@ MEANT: list[tuple[str, Mapping[str, Any], str]] = [
     ("an answer of another kind", {"prompt": "x", "completion": "y", "outputs": ["z"]}, r"Remove it from the rows, or"),
     ("a passage", {"question": "x", "answer": "y", "passage": "z"}, r"columns: \{input: passage\}"),
     ("choices", {"question": "x", "answer": "y", "options": {"A": "z"}}, r"choices of a question"),
+    ("choices in columns", {"question": "x", "A": "y", "B": "z", "answer": "B"}, r"choices of a question.*ignore: \[A, B\]"),
+    ("wrong choices", {"question": "x", "distractor1": "y", "answer": "z"}, r"choices of a question"),
+    ("passages of RAGAS", {"question": "x", "answer": "y", "reference_contexts": ["z"]}, r"\{input: reference_contexts\}"),
+    ("a table's schema", {"question": "x", "answer": "y", "sql_context": "CREATE"}, r"\{input: sql_context\}"),
+    ("passages of DPR", {"question": "x", "answer": "y", "ctxs": [{"text": "z"}]}, r"Remove it from the rows, or .*\[ctxs\]"),
+    ("what follows the completion", {"prompt": "def f(", "suffix": "return x", "completion": "x):"}, r"ignore: \[suffix\]"),
+    ("functions", {"messages": [USER, LIMA], "available_tools": [FUNCTION]}, r"\{tools: available_tools\}"),
+    ("functions of Bedrock", {"messages": [USER, LIMA], "toolConfig": {"tools": [{"toolSpec": FUNCTION}]}}, r"Remove it .*\[toolConfig\]"),
+    ("a roles' mask", {"conversations": SHAREGPT, "mask": "User"}, r"ignore: \[mask\]"),
+    ("a masked turn", {"messages": [USER, {**LIMA, "masked": True}]}, r"whether or which part of the turn is trained"),
+    ("calls of the AI SDK", {"messages": [USER, {**LIMA, "toolInvocations": [{"toolName": "f"}]}]}, r"calls or their"),
+    ("an invalid solution", {"problem": "x", "solution": "y", "solution_is_valid": "No"}, r"a judgment of the answer"),
     ("a context that only the answer quotes",
      {"messages": [USER, {"role": "assistant", "content": QUOTED}], "context": QUOTED}, r'nothing reads "context"'),
     ("a label as spreadsheets write it", {"prompt": "x", "completion": "y", "is_correct": "FALSE"}, r"\{label: is_correct\}"),
@@ -354,6 +378,25 @@ def test_the_advice_for_what_nothing_reads_can_be_followed(value: Mapping[str, A
 @pytest.mark.parametrize("flag", [True, 1, "1", "1.0", "true", "TRUE"])
 def test_a_row_whose_flag_says_that_it_is_trained_is_read(flag: Any) -> None:
     assert example({"prompt": "x", "completion": "y", "train": flag})
+
+
+def test_an_instruction_beside_an_input_that_row_1_has_alone_is_advised_with_it() -> None:
+    schema, _ = schema_of({"instruction": "", "input": "hello", "output": "hola"})
+    value = {"instruction": "Translate.", "input": "bye", "output": "adiós"}
+    with pytest.raises(StageError, match="Use both") as refused:
+        schema.example(Row(place=PLACE, value=value))
+    advised = re.search(r"columns: (\{.*?\})", str(refused.value))
+    assert advised
+    assert told(example(value, columns=yaml.safe_load(advised[1]))) == [
+        ("user", "Translate.\n\nbye"),
+        ("Assistant", "adiós"),
+    ]
+
+
+def test_an_object_that_is_no_message_is_no_answer() -> None:
+    squad = {"question": "Who?", "context": "Ana won.", "answers": {"text": ["Ana"], "answer_start": [0]}}
+    with pytest.raises(StageError, match="found text and an object"):
+        example(squad, columns={"prompt": "question", "completion": "answers"})
 
 
 def test_a_prompt_that_holds_the_whole_row_is_not_read_twice() -> None:
@@ -1013,6 +1056,15 @@ def test_a_prompt_that_the_completion_repeats_is_read_once(
 def test_a_prompt_that_keyed_answers_repeat_is_read_once() -> None:
     other = [{"human": "Capital of Peru?", "assistant": "No idea."}]
     read = pair({"prompt": "Capital of Peru?", "chosen": KEYED, "rejected": other})
+    assert not isinstance(read, Unwanted)
+    assert (told(read[0]), told(read[1])) == PAIR
+
+
+def test_a_prompt_beside_whole_conversations_can_be_left_out() -> None:
+    value = {"prompt": "<|user|>Capital of Peru?", "chosen": [USER, LIMA], "rejected": [USER, RATHER]}
+    with pytest.raises(StageError, match=r'"chosen" begins with .*leave the prompt out .*ignore: \[prompt\]'):
+        pair(value)
+    read = pair(value, ignore=["prompt"])
     assert not isinstance(read, Unwanted)
     assert (told(read[0]), told(read[1])) == PAIR
 

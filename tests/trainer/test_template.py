@@ -132,6 +132,17 @@ def test_contents_that_look_like_the_template_do_not_shift_the_mask() -> None:
     ]  # fmt: skip
 
 
+def test_a_key_that_only_the_templates_prose_mentions_is_not_read() -> None:
+    prose = "{# Shows the reasoning. #}A tool for internal reasoning. "
+    chat = Renderer(
+        tokenizer(prose + CHATML.replace("m['content']", "m.thinking")), train_on_prompt=False
+    ).chat
+    assert [key for key in ("role", "thinking", "reasoning", "content") if chat.reads_key(key)] == [
+        "role",
+        "thinking",
+    ]
+
+
 def test_a_trimmed_content_is_found() -> None:
     of = tokenizer(LLAMA3)
     tokens = Renderer(of, train_on_prompt=False).tokens(conversation(("user", "a"), ("assistant", "  b \n")))

@@ -180,14 +180,8 @@ class ColumnReader:
         value = row.value[name]
         if way == "text" and "input" in self._names.may and isinstance(value, str):
             way = "input"  # a passage that the question is about
-        if (way == "label" and as_label(value) is None) or (
-            way == "reasoning"
-            and (
-                not (isinstance(value, str) and len(value) >= LONG)
-                or any("</think>" in text and value.strip() not in text for text in answered)
-            )
-        ):
-            return ""  # a class of the row, not a judgment; a mode, or another thought than the answer's
+        if not _may_be(way, value, answered):
+            return ""
         if way in self._names.may:
             return f"Map it: columns: {{{way}: {quoted(name)}}}"
         now = self._columns.get(way)
@@ -195,6 +189,9 @@ class ColumnReader:
             return ""
         columns = {**self._columns, way: name}
         mapped = ", ".join(f"{ours}: {quoted(column)}" for ours, column in columns.items())
+        known = known_name("column", now)
+        if way == "prompt" and known and known.meaning in self._names.may:  # row 1 has an input alone
+            return f"Use both: columns: {{{mapped}, {known.meaning}: {quoted(now)}}}"
         return f"Use it in place of {quoted(now)}: columns: {{{mapped}, ignore: [{quoted(now)}]}}"
 
     def _says_more(self, name: str, known: KnownName, row: Row, asked: _Texts, texts: _Texts) -> bool:
@@ -284,6 +281,21 @@ def _require_columns(source: DatasetSpec, first: Row) -> None:
                 actual=f"columns {_listed(first.value)}",
                 fix=f"Write columns: {{{ours}: {quoted(near[0])}}}." if near else "Name a column of the row.",
             )  # fmt: skip
+
+
+def _may_be(way: str, value: Any, answered: Sequence[str]) -> bool:
+    """Whether a value is of the kind that a column of the API has. The texts of the row's answer are ``answered``."""
+    match way:
+        case "label":
+            return as_label(value) is not None  # otherwise a class of the row, not a judgment
+        case "reasoning":  # and not a mode, or another thought than the answer's
+            text = value.strip() if isinstance(value, str) else ""
+            return len(text) >= LONG and not any("</think>" in each and text not in each for each in answered)
+        case "input":
+            return all(isinstance(each, str) for each in (value if isinstance(value, list) else [value]))
+        case "tools":
+            return not isinstance(value, Mapping)
+    return True
 
 
 def is_text(value: Any) -> bool:

@@ -92,6 +92,7 @@ class MessageReader:
         self._roles, self._unread, self._reads = roles, unread, reads
         self._ignored = {name.removeprefix(KEYS) for name in ignored if name.startswith(KEYS)}
         self._keys = by_names(self._meaning)
+        self._reasoning = next(filter(reads, REASONING), "")
 
     def read(
         self, value: Any, column: str, place: RowLocation, *, first: int = 1, pairs: bool = False
@@ -158,13 +159,14 @@ class MessageReader:
             )
         return {"role": role, "content": content, **self._apart(made, content, keys, place)}
 
-    @staticmethod
-    def _apart(made: dict[str, Any], content: str, keys: _Keys, place: RowLocation) -> dict[str, Any]:
-        """Returns what is beside a content, without reasoning that the content has, too."""
+    def _apart(self, made: dict[str, Any], content: str, keys: _Keys, place: RowLocation) -> dict[str, Any]:
+        """Returns what is beside a content: reasoning by the template's name, unless the content has it, too."""
         for key in [key for key in REASONING if not is_empty(made.get(key))]:
             name = KEYS + keys.kept[key]
             if says_thought(content, made[key], name, leave_out(name, what="the other"), place):
                 del made[key]
+            elif is_empty(made.get(self._reasoning)) and not self._reads(key):
+                made[self._reasoning or key] = made.pop(key)
         return made
 
     def _content(self, message: Message, keys: _Keys, number: int, place: RowLocation) -> Any:

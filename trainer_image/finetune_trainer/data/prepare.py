@@ -174,7 +174,7 @@ class TextPreprocessor:
 
 def _write_rows(source: LocatedSource, preparer: Preprocessor, example_writer: ExampleWriter) -> str:
     """Writes all examples and returns the name of the rows' format. Raises ``StageError`` 64 or 65."""
-    reads = preparer.renderer.chat.reads
+    reads = preparer.renderer.chat.reads_key
     schema, rows = open_rows(source, partial(preparer.schema_class, reads=reads))
     for some in _together(map(schema.read, rows)):
         kept = []

@@ -231,11 +231,14 @@ class DatasetSchema:
             for answer in completions
         ]
         for name, answer in zip(FORMATS[self.format].needs[-len(answers) :], answers, strict=True):
-            column, way = self.columns.column(name), "remove the row"
+            column = self.columns.column(name)
             if answer[0]["role"] in _ASKING:
                 if name == "completion":
                     ignored = quoted(self.columns.column("prompt"))
                     way = f"train it alone: columns: {{messages: {quoted(column)}, ignore: [{ignored}]}}"
+                else:
+                    prompt, _ = self.columns.optional(row, "prompt")
+                    way = self.columns.left_out(prompt, what="the prompt")
                 raise row.place.mismatch(
                     f'"{column}" begins with a turn of the {answer[0]["role"]} that the prompt does not have',
                     f"Write only what answers the prompt, or {way}.",
@@ -290,7 +293,7 @@ class DatasetSchema:
         unchanged. ``keyed``: whether an object of the text may have roles as keys.
         """
         if not isinstance(value, str) or not _MESSAGES.match(value):
-            return [value] if isinstance(value, Mapping) else value
+            return [value] if isinstance(value, Mapping) and is_message(value, keyed=True) else value
         read = from_json(value, place)
         read = [read] if isinstance(read, Mapping) else read
         messages = isinstance(read, list) and all(is_message(item, keyed=keyed) for item in read)

@@ -3,6 +3,7 @@
 import codecs
 import csv
 import io
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, BinaryIO
@@ -10,8 +11,10 @@ from typing import Any, BinaryIO
 from finetune_trainer.readers.opening import CHUNK, decoded, lines, opened
 from finetune_trainer.readers.row_location import MAX_ROW, DataFile
 
-#: Number of lines at the beginning of a file that show whether it is a table.
+#: Number of lines at the beginning of a file that show whether it is a table or JSON.
 _FIRST = 20
+#: The beginning of rows in JSON.
+_JSON = re.compile(r'\s*(?:\[\s*)?\{\s*"')
 
 
 def read_text(file: DataFile) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -24,9 +27,14 @@ def read_text(file: DataFile) -> Iterator[tuple[int, Mapping[str, Any]]]:
                 yield number, {"text": text}
 
 
-def _refuse_table(file: DataFile, begin: Sequence[bytes]) -> None:
-    """Raises ``StageError`` 65 if most of a file's first lines have as many fields between tabs as the first one."""
+def _refuse_rows(file: DataFile, begin: Sequence[bytes]) -> None:
+    """Raises ``StageError`` 65 if the file begins with JSON, or if most of its first lines have as many fields between
+    tabs as the first one.
+    """
     texts = [line.decode(errors="replace").strip("\r\n ") for line in begin if line.strip()]
+    as_text = f'To train lines: set {file.dataset}.separator: "\\n".'
+    if _JSON.match("\n".join(texts)):
+        raise file.unreadable("the lines are JSON", f"Name it .jsonl. {as_text}")
     if not texts or "\t" not in texts[0].strip():
         return
     csv.field_size_limit(CHUNK + MAX_ROW)  # a quoted field may have line breaks
@@ -34,7 +42,7 @@ def _refuse_table(file: DataFile, begin: Sequence[bytes]) -> None:
     if any(others and others.count(first) * 2 > len(others) for first, *others in counts):
         raise file.unreadable(
             "the lines are fields between tabs, as in Excel's Unicode Text",
-            f'Name it .tsv, if the first line names the columns. To train lines: set {file.dataset}.separator: "\\n".',
+            f"Name it .tsv, if the first line names the columns. {as_text}",
         )
 
 
@@ -53,7 +61,7 @@ def _lines(file: DataFile, stream: BinaryIO) -> Iterator[tuple[int, str]]:
     every, begin = lines(stream), list[bytes]()
     while len(begin) < _FIRST and sum(map(len, begin)) < CHUNK and (line := next(every, b"")):
         begin.append(line)
-    _refuse_table(file, begin)
+    _refuse_rows(file, begin)
     for number, line in enumerate(chain(begin, every), start=1):
         if len(line) >= MAX_ROW:
             raise file.too_large(number, f"Break it into lines, or set {file.dataset}.separator.")

@@ -85,10 +85,14 @@ class Chat:
         return identity
 
     def reads(self, name: str) -> bool:
-        """Whether the template mentions a variable, or a key of messages."""
-        return name in self._words or (
-            len(name) < _LONGEST_NAME and not name.isidentifier() and name in self._text
-        )
+        """Whether the template mentions a variable."""
+        return name in self._words
+
+    def reads_key(self, name: str) -> bool:
+        """Whether the template mentions a key of messages, which is quoted or follows a dot; prose is neither."""
+        if len(name) >= _LONGEST_NAME:
+            return False
+        return name in self._keys if name.isidentifier() else name in self._text
 
     @cached_property
     def _text(self) -> str:
@@ -97,6 +101,10 @@ class Chat:
     @cached_property
     def _words(self) -> frozenset[str]:
         return frozenset(re.findall(r"\w+", self._text))
+
+    @cached_property
+    def _keys(self) -> frozenset[str]:
+        return frozenset(re.findall(r"[.'\"]\s*(\w+)", self._text))
 
     def require_known_arguments(self) -> None:
         """Raises ``StageError`` 64 for an argument that the template never reads and that would have no effect."""

@@ -133,6 +133,17 @@ class ControlTokens:
         return bare
 
 
+#: Tokens that end answers of published models.
+_ENDS = (
+    "</s>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<end_of_turn>",
+    "<|end|>",
+    "<|eot|>",
+)
 #: Placeholders of media, as LLaMA-Factory, ms-swift and LLaVA write them into prompts.
 _PLACEHOLDER = re.compile(r"<(?:image|video|audio)>")
 
@@ -160,10 +171,11 @@ class Contents:
             if self._within(message["content"] if len(message) == 2 else message)
         }
         asked = [message["content"] for message in example.messages if message["role"] == "user"]
-        return [
-            *self._named(said | {False} if self._within(example.tools or ()) else said),
-            *_of_prompts(asked),
-        ]
+        more = [*_of_prompts(asked), *_of_answer(example.messages[-1]["content"])]
+        last = example.messages[-1]["content"]
+        if any(map(holds_template, asked[:1])) or self._ends_otherwise(last):
+            return [Note.RENDERED, *self._named(said - {False}), *more]
+        return [*self._named(said | {False} if self._within(example.tools or ()) else said), *more]
 
     def of_pair(self, pair: TextPair, *, joined: bool) -> list[str]:
         """Returns notes on a prompt and its completion as texts.
@@ -171,7 +183,7 @@ class Contents:
         ``joined`` says that no template is applied, so that they may have the tokens that begin and end a text.
         """
         prompt, completion = pair.prompt, pair.completion
-        more = list(_of_prompts([prompt]))
+        more = [*_of_prompts([prompt]), *_of_answer(completion)]
         if joined:
             prompt, completion = prompt.removeprefix(self._bos), self._without_eos(completion)
         said = {trained for trained, text in ((False, prompt), (True, completion)) if self._within(text)}
@@ -195,7 +207,12 @@ class Contents:
         return text.rstrip().removesuffix(self._eos)
 
     def _holds_template(self, text: str) -> bool:
-        return holds_template(text) or any(marker in text for marker in self._markers)
+        marked = any(marker in text for marker in self._markers)
+        return marked or holds_template(text) or self._ends_otherwise(text)
+
+    def _ends_otherwise(self, text: str) -> bool:
+        """Whether a text ends with a token that ends answers of other models, and is text to this one."""
+        return text.rstrip().endswith(_ENDS) and not self._within(text)
 
 
 def _of_prompts(prompts: Sequence[str]) -> Iterator[str]:
@@ -203,6 +220,11 @@ def _of_prompts(prompts: Sequence[str]) -> Iterator[str]:
         yield Note.BLANK_PROMPT
     if any("<" in prompt and _PLACEHOLDER.search(prompt) for prompt in prompts):
         yield Note.PLACEHOLDER
+
+
+def _of_answer(answer: str) -> Iterator[str]:
+    if answer.lstrip().startswith("<think>") and "</think>" not in answer:
+        yield Note.OPEN_THOUGHT
 
 
 def holds_template(text: str) -> bool:

@@ -70,10 +70,14 @@ class Note(StrEnum):
         "space inside.",
     )  # fmt: skip
     RENDERED = _Said(
-        "a text contains a rendered chat template", "Many",
+        "a text contains a rendered chat template, or another model's end", "Many",
         "In a text its markers and prompts are trained, too, and around a prompt the model's own template is rendered "
         "again. Use conversations (messages), which the model's template or datasets.chatTemplate renders, or remove "
         "the markers.",
+    )  # fmt: skip
+    OPEN_THOUGHT = _Said(
+        "an answer opens a thought (<think>) and does not close it", "Problem",
+        "It was probably truncated where it was generated, and teaches to end within a thought. Remove these rows.",
     )  # fmt: skip
     BLANK_PROMPT = _Said(
         "the prompt is blank", "Problem", "Its answer is trained after nothing. Write the prompt, or remove the row.",
