@@ -12,7 +12,7 @@ from devcluster.fixtures.tiny_models import EOS, TURN_END
 from finetune_contract import ExportOutcome, TrainOutcome
 from finetune_trainer import families
 from finetune_trainer.export.card import CardFacts, render
-from finetune_trainer.export.folder import write_generation_config
+from finetune_trainer.export.folder import write_config, write_generation_config
 from finetune_trainer.numpy_reference import NumpyReference
 from finetune_trainer.weights import open_weights
 from tests.trainer.stages import Stages
@@ -68,6 +68,43 @@ def test_a_generation_config_that_cannot_be_read_is_written_anew(text: str, tmp_
     (tmp_path / "out").mkdir()
     write_generation_config(tmp_path / "out", tmp_path, [1, 106])
     assert generation(tmp_path / "out") == {"eos_token_id": [1, 106]}
+
+
+@pytest.mark.parametrize("own", [[[4]], [4, [3]], {"a": 4}, "4", ["4"], 4.0, True, -1, None], ids=str)
+def test_stop_tokens_of_a_wrong_type_are_none(own: Any, tmp_path: Path) -> None:
+    """They must not end a stage after the training, whose results are paid for."""
+    (tmp_path / "generation_config.json").write_text(json.dumps({**BASE, "eos_token_id": own}))
+    (tmp_path / "out").mkdir()
+    write_generation_config(tmp_path / "out", tmp_path, [4, 3])
+    assert generation(tmp_path / "out") == {**BASE, "eos_token_id": [4, 3]}
+
+
+@pytest.mark.parametrize("text", [None, "x", [], {"eos_token_id": 4, "bos_token_id": [[5]]}], ids=str)
+def test_a_generation_config_is_derived_from_any_config_that_can_be_read(text: Any, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": text, "pad_token_id": 0}))
+    (tmp_path / "out").mkdir()
+    write_generation_config(tmp_path / "out", tmp_path, [4])
+    assert generation(tmp_path / "out") == {"pad_token_id": 0, "eos_token_id": 4}
+
+
+@pytest.mark.parametrize(
+    ("own", "written"),
+    [
+        ({"dtype": "float16"}, {"dtype": "float32"}),
+        ({"torch_dtype": "float16"}, {"torch_dtype": "float32"}),
+        ({"torch_dtype": "float16", "dtype": "float16"}, {"torch_dtype": "float32", "dtype": "float32"}),
+        ({"text_config": {"dtype": "float16"}}, {"text_config": {"dtype": "float32"}, "dtype": "float32"}),
+        ({"text_config": {}}, {"text_config": {}, "dtype": "float32"}),
+    ],
+    ids=str,
+)
+def test_every_dtype_in_the_config_is_the_exported_one(
+    own: dict[str, Any], written: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(own))
+    (tmp_path / "out").mkdir()
+    write_config(tmp_path / "out", tmp_path, "FP32")
+    assert json.loads((tmp_path / "out/config.json").read_text()) == written
 
 
 def test_the_card_of_an_adapter_shows_how_a_server_stops() -> None:
