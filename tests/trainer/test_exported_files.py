@@ -110,8 +110,8 @@ def test_every_dtype_in_the_config_is_the_exported_one(
 def test_the_card_of_an_adapter_shows_how_a_server_stops() -> None:
     facts = CardFacts(name="tuned", base_model="acme/base", base_revision="abc")
     adapter, merged = (
-        render(facts, licence=None, adapter=adapter, dtype="BF16", stops={4: "<eos>", 3: "<|im_end|>"})
-        for adapter in (True, False)
+        render(facts, licence=None, rank=rank, dtype="BF16", stops={4: "<eos>", 3: "<|im_end|>"})
+        for rank in (8, None)
     )
     assert "4 (`<eos>`), 3 (`<|im_end|>`)" in adapter
     assert "--generation-config THIS_FOLDER" in adapter
