@@ -502,6 +502,32 @@ def test_a_class_that_not_all_programs_have_is_exported_as_the_generic_one(tmp_p
     assert "auto_map" not in found
 
 
+# --- added tokens
+
+
+@pytest.mark.parametrize("own", ["<|im_end|>", "<eos>"])
+@pytest.mark.parametrize("after", ["", "\n", "<eos>\n", "\n\nand more"])
+def test_an_added_token_that_closes_turns_is_trained_whether_or_not_it_is_marked_as_special(
+    tmp_path: Path, after: str, own: str
+) -> None:
+    """As axolotl's ``tokens`` and ``add_tokens`` of transformers add it. Other added tokens remain text."""
+    template = f"{{% for m in messages %}}<|im_start|>{{{{ m['content'] }}}}<|im_end|>{after}{{% endfor %}}"
+    folder = bytewise(tmp_path, "PreTrainedTokenizerFast", eos_token=own)
+    (folder / "chat_template.jinja").write_text(template)
+    renderers = []
+    for special in (True, False):
+        content = json.loads((folder / "tokenizer.json").read_text())
+        for token in content["added_tokens"]:
+            token["special"] = special or not token["content"].startswith("<|im_")
+        (folder / "tokenizer.json").write_text(json.dumps(content))
+        renderers.append(Renderer(load_tokenizer(at(folder)), train_on_prompt=False))
+    example = Conversation(place=PLACE, messages=TURNS, trained=[False, True])
+    marked, plain = (renderer.tokens(example) for renderer in renderers)
+    assert plain.trained.tolist() == marked.trained.tolist()
+    assert renderers[0].end_ids() == renderers[1].end_ids()
+    assert len(renderers[0].special_ids - renderers[1].special_ids) == 1
+
+
 # --- several chat templates, and byte order marks
 
 
