@@ -8,14 +8,17 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from devcluster.fixtures.tiny_models import EOS, TURN_END
-from finetune_contract import ExportOutcome, TrainOutcome
+from devcluster.fixtures.tiny_models import EOS, TURN_END, TinyModelSpec, write_model
+from finetune_contract import ExportOutcome, ModelSource, TrainOutcome
 from finetune_trainer import families
 from finetune_trainer.export.card import CardFacts, render
-from finetune_trainer.export.folder import write_config, write_generation_config
+from finetune_trainer.export.folder import copy_files, write_config, write_generation_config
+from finetune_trainer.models import fetch_model
 from finetune_trainer.numpy_reference import NumpyReference
+from finetune_trainer.storage import open_store
 from finetune_trainer.weights import open_weights
 from tests.trainer.stages import Stages
+from tests.trainer.stores import BUCKET
 
 QUESTION = "What is the capital of Italy?"
 BASE = {"bos_token_id": 5, "do_sample": False}
@@ -105,6 +108,25 @@ def test_every_dtype_in_the_config_is_the_exported_one(
     (tmp_path / "out").mkdir()
     write_config(tmp_path / "out", tmp_path, "FP32")
     assert json.loads((tmp_path / "out/config.json").read_text()) == written
+
+
+@pytest.mark.parametrize("place", ["file", "gs"])
+def test_the_terms_of_a_model_are_exported_under_whatever_name(
+    tmp_path: Path, place: str, server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_model(tmp_path / "model", TinyModelSpec())
+    terms = {"LICENSE", "LICENSE.txt", "LICENSE-MODEL", "LICENCE", "NOTICE.txt", "Notice", "USE_POLICY.md"}
+    for name in terms:
+        (folder / name).write_text(name)
+    uri = f"file://{folder}"
+    if place == "gs":
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", server)
+        uri = f"gs://{BUCKET}/{tmp_path.name}"
+        open_store().upload_folder(folder, uri)
+    found = fetch_model(ModelSource(uri=uri), tmp_path / "scratch", open_store(), weights=False)
+    (tmp_path / "out").mkdir()
+    copy_files(tmp_path / "out", found.path, found.tokenizer_path)
+    assert terms < {path.name for path in (tmp_path / "out").iterdir()}
 
 
 def test_the_card_of_an_adapter_shows_how_a_server_stops() -> None:

@@ -15,6 +15,7 @@ from finetune_trainer.export import shards
 from finetune_trainer.export.shards import Slot
 from finetune_trainer.export.tensors import LoraAdapter
 from finetune_trainer.families import ModelPlan
+from finetune_trainer.model_files import LICENCES
 from finetune_trainer.stage_progress import SILENT, StageProgressReporter
 from finetune_trainer.weights import Weights, read_tensor
 
@@ -33,8 +34,7 @@ _TOKENIZER_FILES = (
     "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json",
     "additional_chat_templates/*.jinja",
 )  # fmt: skip
-_MODEL_FILES = ("preprocessor_config.json", "processor_config.json", "LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE",
-                "USE_POLICY.md")  # fmt: skip
+_MODEL_FILES = ("preprocessor_config.json", "processor_config.json", *LICENCES)
 _CONFIG, _GENERATION = "config.json", "generation_config.json"
 
 
@@ -113,18 +113,21 @@ def json_object(path: Path) -> dict[str, Any] | None:
 
 def copy_files(out: Path, source: Path, tokenizer: Path) -> None:
     """Copies tokenizer, chat template and license unchanged."""
-    for folder, names in ((source, _MODEL_FILES), (tokenizer, tokenizer_files(tokenizer))):
+    for folder, names in ((source, _files(source, _MODEL_FILES)), (tokenizer, tokenizer_files(tokenizer))):
         for name in names:
-            if (folder / name).is_file():
-                (out / name).parent.mkdir(exist_ok=True)
-                shutil.copyfile(folder / name, out / name)
+            (out / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(folder / name, out / name)
 
 
 def tokenizer_files(folder: Path) -> list[str]:
     """Returns the names of the tokenizer's files in a folder, chat templates included."""
+    return _files(folder, _TOKENIZER_FILES)
+
+
+def _files(folder: Path, patterns: Sequence[str]) -> list[str]:
     return [
         path.relative_to(folder).as_posix()
-        for pattern in _TOKENIZER_FILES
+        for pattern in patterns
         for path in sorted(folder.glob(pattern))
         if path.is_file()
     ]
