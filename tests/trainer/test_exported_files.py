@@ -8,14 +8,17 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from devcluster.fixtures.tiny_models import EOS, TURN_END
-from finetune_contract import ExportOutcome, TrainOutcome
+from devcluster.fixtures.tiny_models import EOS, TURN_END, TinyModelSpec, write_model
+from finetune_contract import ExportOutcome, ModelSource, TrainOutcome
 from finetune_trainer import families
 from finetune_trainer.export.card import CardFacts, render
-from finetune_trainer.export.folder import write_generation_config
+from finetune_trainer.export.folder import copy_files, write_config, write_generation_config
+from finetune_trainer.models import fetch_model
 from finetune_trainer.numpy_reference import NumpyReference
+from finetune_trainer.storage import open_store
 from finetune_trainer.weights import open_weights
 from tests.trainer.stages import Stages
+from tests.trainer.stores import BUCKET
 
 QUESTION = "What is the capital of Italy?"
 BASE = {"bos_token_id": 5, "do_sample": False}
@@ -70,11 +73,67 @@ def test_a_generation_config_that_cannot_be_read_is_written_anew(text: str, tmp_
     assert generation(tmp_path / "out") == {"eos_token_id": [1, 106]}
 
 
+@pytest.mark.parametrize("own", [[[4]], [4, [3]], {"a": 4}, "4", ["4"], 4.0, True, -1, None], ids=str)
+def test_stop_tokens_of_a_wrong_type_are_none(own: Any, tmp_path: Path) -> None:
+    """They must not end a stage after the training, whose results are paid for."""
+    (tmp_path / "generation_config.json").write_text(json.dumps({**BASE, "eos_token_id": own}))
+    (tmp_path / "out").mkdir()
+    write_generation_config(tmp_path / "out", tmp_path, [4, 3])
+    assert generation(tmp_path / "out") == {**BASE, "eos_token_id": [4, 3]}
+
+
+@pytest.mark.parametrize("text", [None, "x", [], {"eos_token_id": 4, "bos_token_id": [[5]]}], ids=str)
+def test_a_generation_config_is_derived_from_any_config_that_can_be_read(text: Any, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": text, "pad_token_id": 0}))
+    (tmp_path / "out").mkdir()
+    write_generation_config(tmp_path / "out", tmp_path, [4])
+    assert generation(tmp_path / "out") == {"pad_token_id": 0, "eos_token_id": 4}
+
+
+@pytest.mark.parametrize(
+    ("own", "written"),
+    [
+        ({"dtype": "float16"}, {"dtype": "float32"}),
+        ({"torch_dtype": "float16"}, {"torch_dtype": "float32"}),
+        ({"torch_dtype": "float16", "dtype": "float16"}, {"torch_dtype": "float32", "dtype": "float32"}),
+        ({"text_config": {"dtype": "float16"}}, {"text_config": {"dtype": "float32"}, "dtype": "float32"}),
+        ({"text_config": {}}, {"text_config": {}, "dtype": "float32"}),
+    ],
+    ids=str,
+)
+def test_every_dtype_in_the_config_is_the_exported_one(
+    own: dict[str, Any], written: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(own))
+    (tmp_path / "out").mkdir()
+    write_config(tmp_path / "out", tmp_path, "FP32")
+    assert json.loads((tmp_path / "out/config.json").read_text()) == written
+
+
+@pytest.mark.parametrize("place", ["file", "gs"])
+def test_the_terms_of_a_model_are_exported_under_whatever_name(
+    tmp_path: Path, place: str, server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_model(tmp_path / "model", TinyModelSpec())
+    terms = {"LICENSE", "LICENSE.txt", "LICENSE-MODEL", "LICENCE", "NOTICE.txt", "Notice", "USE_POLICY.md"}
+    for name in terms:
+        (folder / name).write_text(name)
+    uri = f"file://{folder}"
+    if place == "gs":
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", server)
+        uri = f"gs://{BUCKET}/{tmp_path.name}"
+        open_store().upload_folder(folder, uri)
+    found = fetch_model(ModelSource(uri=uri), tmp_path / "scratch", open_store(), weights=False)
+    (tmp_path / "out").mkdir()
+    copy_files(tmp_path / "out", found.path, found.tokenizer_path)
+    assert terms < {path.name for path in (tmp_path / "out").iterdir()}
+
+
 def test_the_card_of_an_adapter_shows_how_a_server_stops() -> None:
     facts = CardFacts(name="tuned", base_model="acme/base", base_revision="abc")
     adapter, merged = (
-        render(facts, licence=None, adapter=adapter, dtype="BF16", stops={4: "<eos>", 3: "<|im_end|>"})
-        for adapter in (True, False)
+        render(facts, licence=None, rank=rank, dtype="BF16", stops={4: "<eos>", 3: "<|im_end|>"})
+        for rank in (8, None)
     )
     assert "4 (`<eos>`), 3 (`<|im_end|>`)" in adapter
     assert "--generation-config THIS_FOLDER" in adapter

@@ -1447,6 +1447,29 @@ def test_the_advice_for_another_thought_beside_an_answer_can_be_followed(
         assert other not in str(read)
 
 
+@pytest.mark.parametrize(
+    ("value", "columns"),
+    [
+        ({"instruction": "Peru?", "input": "In one word.", "output": "Lima", "text": "Something else"}, {}),
+        ({"prompt": "Peru?", "completion": "Lima", "system": "A", "system_prompt": "B"}, {"system": "system"}),
+        ({"prompt": "Peru?", "completion": "Lima", "system": "A", "system_prompt": "B"}, {"system": "system_prompt"}),
+        ({"prompt": "Peru?", "completion": "Lima", "history": [["a", "b"]], "chat_history": [["c", "d"]]}, {"history": "history"}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_the_advice_for_a_column_whose_meaning_another_one_has_can_be_followed(
+    value: dict[str, Any], columns: dict[str, str]
+) -> None:
+    """To map it alone would leave the other one unread, whose advice would be to map that one."""
+    with pytest.raises(StageError, match="in place of") as caught:
+        example(value, columns=columns)
+    advice = re.findall(r"columns: (\{.*?\})(?:,|\.)", caught.value.fix)
+    assert len(advice) == 2
+    for columns_of in map(yaml.safe_load, advice):
+        ignore = columns_of.pop("ignore")
+        example(value, columns={**columns, **columns_of}, ignore=ignore)
+
+
 def test_reasoning_has_the_templates_spelling() -> None:
     read = example({"messages": [USER, {**LIMA, "reasoningContent": "Peru…"}]})
     assert isinstance(read, Conversation)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sentencepiece import SentencePieceTrainer
 from tokenizers import Tokenizer, models, normalizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -206,6 +207,34 @@ def piecewise(folder: Path, **settings: Any) -> Path:
     return folder
 
 
+def sentencepiece(
+    folder: Path, family: str, name: str | None, *, prefix: bool = True, **settings: Any
+) -> Path:
+    """Writes a tokenizer that is a SentencePiece file alone, which writes a space before a text if ``prefix``."""
+    write_model(folder, TinyModelSpec(family=family))  # type: ignore[arg-type]
+    (folder / "tokenizer.json").unlink()
+    with (folder / "tokenizer.model").open("wb") as file:
+        SentencePieceTrainer.train(
+            sentence_iterator=iter(
+                ["Hello world, is the capital [INST] of France Paris? [/INST] 12345\n"] * 50
+            ),
+            model_writer=file,
+            model_type="bpe",
+            vocab_size=330,
+            hard_vocab_limit=False,
+            byte_fallback=True,
+            add_dummy_prefix=prefix,
+            remove_extra_whitespaces=False,
+            normalization_rule_name="identity",
+            minloglevel=2,
+        )
+    named = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", **settings}
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(named if name is None else {**named, "tokenizer_class": name})
+    )
+    return folder
+
+
 def as_the_file_says(folder: Path, text: str) -> tuple[list[int], str]:
     inner = Tokenizer.from_file(str(folder / "tokenizer.json"))
     ids = inner.encode(text, add_special_tokens=False).ids
@@ -342,6 +371,47 @@ def test_a_tokenizer_that_transformers_reads_alike_is_exported_unchanged(tmp_pat
     assert tokenizer_folder(at(folder), tokenizer, None, tmp_path / "export") == folder
 
 
+@pytest.mark.parametrize("settings", [{}, {"legacy": False}, {"legacy": True}], ids=str)
+def test_a_sentencepiece_tokenizer_is_exported_with_the_tokens_of_the_training(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    """Of the SentencePiece file alone, transformers 4 makes other tokens: behind special tokens, and of two spaces."""
+    folder = sentencepiece(tmp_path / "model", "llama", "LlamaTokenizer", **settings)
+    tokenizer = load_tokenizer(at(folder))
+    exported = tokenizer_folder(at(folder), tokenizer, None, tmp_path / "export")
+    asked = "<s>[INST] What  is it? [/INST] Paris </s><s>[INST]   12345\n</s>two"
+    assert as_the_file_says(exported, asked) == as_read(tokenizer, asked)
+    again = AutoTokenizer.from_pretrained(exported)
+    assert as_read(again, asked) == as_read(tokenizer, asked)
+    assert again.special_tokens_map == tokenizer.special_tokens_map
+    assert (exported / "tokenizer.model").read_bytes() == (folder / "tokenizer.model").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "prefix"),
+    [("mistral", "LlamaTokenizer", True), ("llama", None, True), ("gemma2", "GemmaTokenizer", True)],
+)
+def test_a_sentencepiece_file_that_transformers_misreads_is_refused(
+    tmp_path: Path, family: str, name: str | None, prefix: bool
+) -> None:
+    folder = sentencepiece(tmp_path, family, name, prefix=prefix)
+    with pytest.raises(StageError, match="as SentencePiece does") as caught:
+        load_tokenizer(at(folder))
+    assert (caught.value.code, caught.value.reason) == (ExitCode.BAD_REQUEST, "TokenizerNotFast")
+    assert "tokenizer.json" in str(caught.value)
+
+
+def test_a_sentencepiece_file_without_a_space_before_a_text_is_gemmas(tmp_path: Path) -> None:
+    load_tokenizer(at(sentencepiece(tmp_path, "gemma2", "GemmaTokenizer", prefix=False)))
+
+
+def test_a_class_that_needs_another_package_is_refused(tmp_path: Path) -> None:
+    folder = bytewise(tmp_path, "MistralCommonBackend")
+    with pytest.raises(StageError, match="mistral-common") as caught:
+        load_tokenizer(at(folder))
+    assert (caught.value.code, caught.value.reason) == (ExitCode.INPUT_MISSING, "TokenizerMissing")
+
+
 # --- what transformers 5 writes
 
 
@@ -399,10 +469,26 @@ def test_special_tokens_that_transformers_4_reads_from_their_own_file_are_a_list
     ).read_bytes()
 
 
-@pytest.mark.parametrize("name", ["PythonBackend", "Qwen3_5Tokenizer"])
-def test_a_class_that_only_transformers_5_has_is_exported_as_the_generic_one(
-    tmp_path: Path, name: str
-) -> None:
+def test_both_kinds_of_special_tokens_that_transformers_5_writes_are_exported(tmp_path: Path) -> None:
+    """Gemma 3's processor reads image_token from the tokenizer."""
+    folder = bytewise(
+        tmp_path / "model",
+        "TokenizersBackend",
+        extra_special_tokens=["<|im_end|>"],
+        model_specific_special_tokens={"image_token": "<|im_start|>"},
+    )
+    tokenizer = load_tokenizer(at(folder))
+    exported = tokenizer_folder(at(folder), tokenizer, None, tmp_path / "export")
+    found = json.loads((exported / "tokenizer_config.json").read_text())
+    assert found["additional_special_tokens"] == ["<|im_end|>"]
+    assert found["extra_special_tokens"] == {"image_token": "<|im_start|>"}
+    assert "model_specific_special_tokens" not in found
+    assert AutoTokenizer.from_pretrained(exported).special_tokens_map == tokenizer.special_tokens_map
+
+
+@pytest.mark.parametrize("name", ["PythonBackend", "Qwen3_5Tokenizer", "OwnTokenizer", "", None])
+def test_a_class_that_not_all_programs_have_is_exported_as_the_generic_one(tmp_path: Path, name: str) -> None:
+    """None can load the publisher's own, whose program is not exported, and of an adapter's folder one without a name."""
     folder = bytewise(tmp_path / "model", "PreTrainedTokenizerFast")
     tokenizer = load_tokenizer(at(folder))
     config = json.loads((folder / "tokenizer_config.json").read_text())
@@ -414,6 +500,32 @@ def test_a_class_that_only_transformers_5_has_is_exported_as_the_generic_one(
     found = json.loads((exported / "tokenizer_config.json").read_text())
     assert found["tokenizer_class"] == "PreTrainedTokenizerFast"
     assert "auto_map" not in found
+
+
+# --- added tokens
+
+
+@pytest.mark.parametrize("own", ["<|im_end|>", "<eos>"])
+@pytest.mark.parametrize("after", ["", "\n", "<eos>\n", "\n\nand more"])
+def test_an_added_token_that_closes_turns_is_trained_whether_or_not_it_is_marked_as_special(
+    tmp_path: Path, after: str, own: str
+) -> None:
+    """As axolotl's ``tokens`` and ``add_tokens`` of transformers add it. Other added tokens remain text."""
+    template = f"{{% for m in messages %}}<|im_start|>{{{{ m['content'] }}}}<|im_end|>{after}{{% endfor %}}"
+    folder = bytewise(tmp_path, "PreTrainedTokenizerFast", eos_token=own)
+    (folder / "chat_template.jinja").write_text(template)
+    renderers = []
+    for special in (True, False):
+        content = json.loads((folder / "tokenizer.json").read_text())
+        for token in content["added_tokens"]:
+            token["special"] = special or not token["content"].startswith("<|im_")
+        (folder / "tokenizer.json").write_text(json.dumps(content))
+        renderers.append(Renderer(load_tokenizer(at(folder)), train_on_prompt=False))
+    example = Conversation(place=PLACE, messages=TURNS, trained=[False, True])
+    marked, plain = (renderer.tokens(example) for renderer in renderers)
+    assert plain.trained.tolist() == marked.trained.tolist()
+    assert renderers[0].end_ids() == renderers[1].end_ids()
+    assert len(renderers[0].special_ids - renderers[1].special_ids) == 1
 
 
 # --- several chat templates, and byte order marks

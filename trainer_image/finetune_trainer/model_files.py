@@ -12,9 +12,10 @@ from finetune_trainer.sparse_files import Read
 
 #: Chat templates for other purposes beside the main one, as transformers reads and writes them.
 _TEMPLATES = "additional_chat_templates/*.jinja"
+#: The terms of a model, which its exports have to carry.
+LICENCES = ("LICENSE*", "LICENCE*", "NOTICE*", "Notice*", "USE_POLICY*")
 #: Everything but the weights. Other subfolders hold other formats of the same model (original/, onnx/).
-_SMALL = ("*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt", "README.md", "LICENSE*", "NOTICE",
-          "USE_POLICY.md")  # fmt: skip
+_SMALL = ("*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt", "README.md", *LICENCES)
 #: Files of a folder that determine the weights, and files that determine the tokens.
 MODEL = ("config.json", "*safetensors", "*safetensors.index.json")
 TOKENIZER = (

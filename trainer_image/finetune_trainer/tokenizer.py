@@ -14,13 +14,17 @@ from finetune_contract import ExitCode
 from finetune_trainer.errors import StageError
 from finetune_trainer.models import LocalModel
 
-TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
+TOKENIZER, CONFIG, PIECES = "tokenizer.json", "tokenizer_config.json", "tokenizer.model"
 _MARK = "\ufeff"
+#: What transformers raises for files that are not a tokenizer's; ImportError for a class that needs another package.
+_REFUSALS = (OSError, ValueError, KeyError, TypeError, RecursionError, ImportError)
 #: What tokenizers of different kinds disagree on: spaces, line breaks, digits, contractions, accents, other scripts.
 _PROBE = (
     "Hello world, 12345 isn't\n\n  def f(x):\n\treturn  x  # IT'S\r\n"
     "he\u0301llo h\u00e9llo \ufb01 \u4f60\u597d \U0001f600\n"
 )
+#: A text that tokenizers of one SentencePiece file agree on.
+_PLAIN = "Hello world"
 #: Number of vocabulary entries that are also probed, and the characters that mean a space or a line break in them.
 _WORDS, _SPACES = 4096, str.maketrans({"\u0120": " ", "\u2581": " ", "\u010a": "\n"})
 
@@ -31,7 +35,9 @@ def load_tokenizer(model: LocalModel) -> Any:
     If there is a tokenizer.json, text becomes tokens exactly as it says; special tokens, chat template and further
     settings are those of tokenizer_config.json. Special tokens that it does not name are the defaults of its class, if
     the vocabulary has them. Chat templates are without a byte order mark. Without tokenizer.json, the tokenizer is what
-    transformers makes of the other files. Raises ``StageError`` 64 or 66.
+    transformers makes of the other files, if it reads a SentencePiece file as SentencePiece does.
+
+    Raises ``StageError`` 64 or 66.
     """
     tokenizer = _loaded(model)
     tokenizer.chat_template = without_mark(tokenizer.chat_template)
@@ -67,7 +73,33 @@ def _loaded(model: LocalModel) -> Any:
             expected="a fast tokenizer",
             fix="Convert it with transformers and save it again.",
         )
+    _require_pieces(model, named)
     return named
+
+
+def _require_pieces(model: LocalModel, tokenizer: Any) -> None:
+    """Raises ``StageError`` 64 if ``tokenizer`` divides a plain text otherwise than the model's SentencePiece file.
+
+    transformers 5 reads such a file, in the folder of some architectures (Mistral) or without a class, without the
+    space that SentencePiece writes in front of a text.
+    """
+    from sentencepiece import SentencePieceProcessor
+
+    try:
+        pieces = SentencePieceProcessor(model_file=str(model.tokenizer_path / PIECES))
+    except (OSError, RuntimeError):  # there is none, or the file is of another kind
+        return
+    wanted, found = pieces.encode(_PLAIN), tokenizer(_PLAIN, add_special_tokens=False)["input_ids"]
+    if found != wanted:
+        raise StageError(
+            ExitCode.BAD_REQUEST,
+            "TokenizerNotFast",
+            f"the tokenizer has no {TOKENIZER}, and transformers does not read {PIECES} as SentencePiece does",
+            where=model.tokenizer_source,
+            actual=f"{_PLAIN!r} as {tokenizer.convert_ids_to_tokens(found)}",
+            expected=f"{pieces.id_to_piece(wanted)}",
+            fix=f"Put the {TOKENIZER} of the model's publisher beside it, or one that transformers 4 has saved.",
+        )
 
 
 def misreading_class(model: LocalModel, tokenizer: Any) -> str | None:
@@ -103,7 +135,7 @@ def _of_its_class(model: LocalModel, **options: Any) -> Any:
             expected="a config.json that transformers can read",
             fix="Correct the field that the message names, or copy the model's config.json again.",
         ) from error
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except _REFUSALS as error:
         raise _unusable(model, error) from error
 
 
@@ -115,7 +147,7 @@ def _as_written(model: LocalModel, named: Any) -> Any:
         return named
     try:
         tokenizer = TokenizersBackend.from_pretrained(str(model.tokenizer_path))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except _REFUSALS as error:
         raise _unusable(model, error) from error
     vocabulary, known = tokenizer.get_vocab(), tokenizer.special_tokens_map
     defaults = {

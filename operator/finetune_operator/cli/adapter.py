@@ -36,6 +36,11 @@ class AdapterConfig(BaseModel):
         base = self.base_model_name_or_path
         return base if len(base) <= 160 and _REPOSITORY.fullmatch(base) else None
 
+    @property
+    def served_rank(self) -> int:
+        """The value of vLLM's ``--max-lora-rank``: a power of two from 8 on. Its default is 16."""
+        return max(8, 1 << (self.r - 1).bit_length())
+
 
 def read_adapter(folder: Path) -> AdapterConfig:
     """Returns the configuration of a downloaded adapter. Raises CliError if it is not that of a LoRA adapter."""

@@ -49,15 +49,17 @@ def download(exported: ExportedFolder, folder: Path, *, force: bool, console: Co
 
 def next_commands(run: JobRun, exported: ExportedFolder, folder: Path) -> Iterator[str]:
     """Yields what to do with a downloaded export: commands, and calls of libraries."""
-    place, base = shlex.quote(str(folder)), "BASE_MODEL"
+    place, base, rank = shlex.quote(str(folder)), "BASE_MODEL", 16
     job = f"finetune try {run.name}" if run.job else f"finetune try --run {shlex.quote(run.folder.uri)}"
     if exported.name is ExportName.MODEL:
         yield f"vLLM:          vllm serve {place}"
         yield f"transformers:  AutoModelForCausalLM.from_pretrained({str(folder)!r})"
     elif exported.name is ExportName.ADAPTER:
         with suppress(CliError):
-            base = read_adapter(folder).repository or base
-        yield f"vLLM:          vllm serve {base} --enable-lora --lora-modules {run.name}={place}"
+            config = read_adapter(folder)
+            base, rank = config.repository or base, config.served_rank
+        yield f"vLLM:          vllm serve {base} --enable-lora --max-lora-rank {rank} --lora-modules {run.name}={place}"
+        yield f"               --generation-config {place} --tokenizer {place}  # to end answers as in training"
         yield f"PEFT:          PeftModel.from_pretrained(base_model, {str(folder)!r})  # of {base}"
     else:
         yield f"MaxText:       load_parameters_path={place}/items, with the settings of README.md"

@@ -141,12 +141,13 @@ def test_each_export_can_be_chosen_and_the_most_important_is_the_default(tmp_pat
     ("config", "shown"),
     [
         ({}, "vllm serve Qwen/Qwen3-0.6B "),
+        ({"r": 24}, " --max-lora-rank 32 "),
         ({"base_model_name_or_path": "x; rm -rf ~"}, "vllm serve BASE_MODEL "),
         ({"peft_type": "XLORA"}, "vllm serve BASE_MODEL "),
     ],
 )
 def test_an_adapter_s_commands_name_its_base_only_if_it_is_a_repository(
-    tmp_path: Path, config: dict[str, str], shown: str
+    tmp_path: Path, config: dict[str, object], shown: str
 ) -> None:
     files = {"adapter_config.json": json.dumps({**ADAPTER, **config}).encode()}
     run = write_run(tmp_path / "run", {"adapter": files})

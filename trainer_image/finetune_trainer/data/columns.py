@@ -183,11 +183,16 @@ class ColumnReader:
         if not _may_be(way, value, answered):
             return ""
         if way in self._names.may:
-            return f"Map it: columns: {{{way}: {quoted(name)}}}"
-        now = self._columns.get(way)
-        if now is None or type(value) is not type(row.value[now]):
-            return ""
-        columns = {**self._columns, way: name}
+            read = self._use(row).optional.get(way, ())
+            now = next((column for column in read if not is_empty(row.value[column])), None)
+            if now is None:
+                return f"Map it: columns: {{{way}: {quoted(name)}}}"
+            columns = {**self._source.columns, way: name}
+        else:
+            now = self._columns.get(way)
+            if now is None or type(value) is not type(row.value[now]):
+                return ""
+            columns = {**self._columns, way: name}
         mapped = ", ".join(f"{ours}: {quoted(column)}" for ours, column in columns.items())
         known = known_name("column", now)
         if way == "prompt" and known and known.meaning in self._names.may:  # row 1 has an input alone

@@ -117,9 +117,8 @@ def build(
             folder.write_adapter(path, lora, inputs.facts.base_model, inputs.weights, inputs.dtype)
         folder.copy_files(path, inputs.source, inputs.tokenizer)
         folder.write_generation_config(path, inputs.source, list(inputs.stops))
-        text = card.render(
-            inputs.facts, licence=licence, adapter=name == "adapter", dtype=inputs.dtype, stops=inputs.stops
-        )
+        rank = lora.rank if lora is not None and name == "adapter" else None
+        text = card.render(inputs.facts, licence=licence, rank=rank, dtype=inputs.dtype, stops=inputs.stops)
         (path / "README.md").write_text(text, encoding="utf-8")
         folder.make_readable(path)
         progress.begin(f"computing the checksums of the {name}")

@@ -45,15 +45,17 @@ def render(
     facts: CardFacts,
     *,
     licence: str | None,
-    adapter: bool,
+    rank: int | None,
     dtype: str,
     stops: Mapping[int, str] | None = None,
 ) -> str:
     """Returns the content of README.md.
 
-    ``licence`` is that of the base model. ``stops``: the tokens that end an answer, text by id.
+    ``licence`` is that of the base model. ``rank``: that of the adapter; None for a whole model. ``stops``: the tokens
+    that end an answer, text by id.
     """
-    on_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", facts.base_model) is not None
+    adapter, on_hub = rank is not None, re.fullmatch(r"[\w.-]+/[\w.-]+", facts.base_model) is not None
+    base = facts.base_model if on_hub else "BASE_MODEL"
     front = ["library_name: " + ("peft" if adapter else "transformers"), "pipeline_tag: text-generation"]
     if on_hub:
         front += [
@@ -73,8 +75,9 @@ def render(
         _table("Data", facts.data),
         _table("Evaluation", facts.evaluation),
         _samples(facts.samples),
-        _usage(facts, adapter=adapter),
-        _ends(facts, stops or {}, adapter=adapter),
+        _usage(base if adapter else None),
+        _ends(stops or {}),
+        _serving(facts.name, base, rank, stops or {}) if rank is not None else "",
         _FILES,
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -110,39 +113,50 @@ def _cell(text: str) -> str:
 def _samples(samples: Sequence[tuple[str, str]]) -> str:
     if not samples:
         return ""
-    shown = [f"> {_cell(prompt)}\n\n{answer.strip() or '(no answer)'}" for prompt, answer in samples]
+    shown = [f"> {_cell(prompt)}\n\n{_fenced(answer.strip() or '(no answer)')}" for prompt, answer in samples]
     return "## Samples\n\nGreedy answers of this model.\n\n" + "\n\n".join(shown)
 
 
-def _ends(facts: CardFacts, stops: Mapping[int, str], *, adapter: bool) -> str:
-    """The tokens that end an answer, and how they are passed to a server."""
+def _fenced(text: str) -> str:
+    """The text as it is: an answer may be cut within a block of code, which would contain the rest of the card."""
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence}text\n{text}\n{fence}"
+
+
+def _ends(stops: Mapping[int, str]) -> str:
+    """The tokens that end an answer."""
     if not stops:
         return ""
     named = ", ".join(f"{index} (`{text}`)" if text else str(index) for index, text in stops.items())
-    parts = [f"## Ends of answers\n\nAnswers end with a token of these: {named}."]
-    if not adapter:
-        parts.append(
-            "`generation_config.json` names them, which transformers and vLLM read: no setting is needed."
-        )
-        return " ".join(parts)
-    parts.append(
-        "The base model's own folder may not name all of them, so pass `generation_config.json`, tokenizer and chat "
-        f"template of this folder to the server, for example to vLLM:\n\n```bash\nvllm serve {facts.base_model} "
-        f"--enable-lora --lora-modules {facts.name}=THIS_FOLDER \\\n  --generation-config THIS_FOLDER --tokenizer "
-        "THIS_FOLDER\n```\n\nA request to another server passes the ids itself: "
-        f'`"stop_token_ids": {list(stops)}`. In transformers:\n\n```python\n'
-        "from transformers import GenerationConfig\n"
+    return (
+        f"## Ends of answers\n\nAnswers end with a token of these: {named}. `generation_config.json` names them, which "
+        "transformers and vLLM read from the folder of a model."
+    )
+
+
+def _serving(name: str, base: str, rank: int, stops: Mapping[int, str]) -> str:
+    """How an adapter is served on the folder of its base model.
+
+    vLLM accepts adapters up to rank 16 by default, and with ``--max-lora-rank`` up to a power of two, at most 512.
+    """
+    return (
+        "## Serving\n\nThe base model's own folder may not name all ends of answers, so pass `generation_config.json`, "
+        "tokenizer and chat template of this folder to the server, for example to vLLM:\n\n"
+        f"```bash\nvllm serve {base} --enable-lora --max-lora-rank {max(8, 1 << (rank - 1).bit_length())} \\\n"
+        f"  --lora-modules {name}=THIS_FOLDER --generation-config THIS_FOLDER --tokenizer THIS_FOLDER\n```\n\n"
+        f'A request to another server passes the ids itself: `"stop_token_ids": {list(stops)}`. In transformers:\n\n'
+        "```python\nfrom transformers import GenerationConfig\n"
         'model.generate(**inputs, generation_config=GenerationConfig.from_pretrained("THIS FOLDER"))\n```'
     )
-    return " ".join(parts)
 
 
-def _usage(facts: CardFacts, *, adapter: bool) -> str:
+def _usage(base: str | None) -> str:
+    """How the folder is loaded; ``base`` is the base model of an adapter."""
     load = (
-        "from peft import PeftModel\n"
-        f'model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("{facts.base_model}"), "THIS FOLDER")'
-        if adapter
-        else 'model = AutoModelForCausalLM.from_pretrained("THIS FOLDER")'
+        'model = AutoModelForCausalLM.from_pretrained("THIS FOLDER")'
+        if base is None
+        else "from peft import PeftModel\n"
+        f'model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("{base}"), "THIS FOLDER")'
     )
     return (
         "## Use\n\n```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n"

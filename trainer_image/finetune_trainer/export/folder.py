@@ -10,10 +10,12 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
 
+from finetune_trainer.data.special_tokens import declared
 from finetune_trainer.export import shards
 from finetune_trainer.export.shards import Slot
 from finetune_trainer.export.tensors import LoraAdapter
 from finetune_trainer.families import ModelPlan
+from finetune_trainer.model_files import LICENCES
 from finetune_trainer.stage_progress import SILENT, StageProgressReporter
 from finetune_trainer.weights import Weights, read_tensor
 
@@ -32,11 +34,8 @@ _TOKENIZER_FILES = (
     "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json",
     "additional_chat_templates/*.jinja",
 )  # fmt: skip
-_MODEL_FILES = ("preprocessor_config.json", "processor_config.json", "LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE",
-                "USE_POLICY.md")  # fmt: skip
-_GENERATION = "generation_config.json"
-#: Settings of config.json that a generation_config.json derived from it contains.
-_SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
+_MODEL_FILES = ("preprocessor_config.json", "processor_config.json", *LICENCES)
+_CONFIG, _GENERATION = "config.json", "generation_config.json"
 
 
 def write_weights(
@@ -70,14 +69,15 @@ def write_weights(
 
 def write_config(out: Path, source: Path, dtype: str) -> None:
     """Writes the source's config.json with the exported dtype and without references to code that is not exported."""
-    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    config = json.loads((source / _CONFIG).read_text(encoding="utf-8"))
     config.pop("auto_map", None)
+    _, named, _ = DTYPES[dtype]
+    if "torch_dtype" not in config:
+        config["dtype"] = named
     for part in (config, config.get("text_config")):
         if isinstance(part, dict):
-            key = "torch_dtype" if "torch_dtype" in part else "dtype"
-            if key in part or part is config:
-                part[key] = DTYPES[dtype][1]
-    write_json(out / "config.json", config)
+            part |= {key: named for key in ("torch_dtype", "dtype") if key in part}
+    write_json(out / _CONFIG, config)
 
 
 def write_generation_config(out: Path, source: Path, stops: Sequence[int]) -> None:
@@ -85,17 +85,19 @@ def write_generation_config(out: Path, source: Path, stops: Sequence[int]) -> No
 
     If the source has none that is a JSON object, it is derived from config.json.
     """
-    content = json_object(source / _GENERATION)
-    derived = content is None
+    files = declared(source)
+    content, file = json_object(source / _GENERATION), _GENERATION
     if content is None:
-        config = json_object(source / "config.json") or {}
-        text = config.get("text_config", config)
-        content = {name: text[name] for name in _SPECIAL if text.get(name) is not None}
-    own = content.get("eos_token_id")
-    if not set(stops) <= set(own if isinstance(own, list) else [own]):
+        file = _CONFIG
+        content = {
+            f"{name}_token_id": ids[0] if len(ids) == 1 else list(ids)
+            for name, ids in files.get(file, {}).items()
+            if ids
+        }
+    if not set(stops) <= set(files.get(file, {}).get("eos", ())):
         content["eos_token_id"] = stops[0] if len(stops) == 1 else list(stops)
-    elif not derived:
-        shutil.copyfile(source / _GENERATION, out / _GENERATION)
+    elif file == _GENERATION:
+        shutil.copyfile(source / file, out / file)
         return
     write_json(out / _GENERATION, content)
 
@@ -111,18 +113,21 @@ def json_object(path: Path) -> dict[str, Any] | None:
 
 def copy_files(out: Path, source: Path, tokenizer: Path) -> None:
     """Copies tokenizer, chat template and license unchanged."""
-    for folder, names in ((source, _MODEL_FILES), (tokenizer, tokenizer_files(tokenizer))):
+    for folder, names in ((source, _files(source, _MODEL_FILES)), (tokenizer, tokenizer_files(tokenizer))):
         for name in names:
-            if (folder / name).is_file():
-                (out / name).parent.mkdir(exist_ok=True)
-                shutil.copyfile(folder / name, out / name)
+            (out / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(folder / name, out / name)
 
 
 def tokenizer_files(folder: Path) -> list[str]:
     """Returns the names of the tokenizer's files in a folder, chat templates included."""
+    return _files(folder, _TOKENIZER_FILES)
+
+
+def _files(folder: Path, patterns: Sequence[str]) -> list[str]:
     return [
         path.relative_to(folder).as_posix()
-        for pattern in _TOKENIZER_FILES
+        for pattern in patterns
         for path in sorted(folder.glob(pattern))
         if path.is_file()
     ]

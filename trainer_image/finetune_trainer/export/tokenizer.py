@@ -26,8 +26,9 @@ def tokenizer_folder(model: LocalModel, tokenizer: Any, template: str | None, sc
     """Returns the model's tokenizer folder, or a copy in ``scratch`` if some of its files have to change.
 
     The copy contains the job's chat template, settings that transformers 4 can read, chat templates without a byte
-    order mark, and the generic class if the one in the file produces other tokens than ``tokenizer`` or is unknown to
-    transformers 4.
+    order mark, a tokenizer.json in any case, and the generic class if the one in the file is unknown to transformers,
+    or produces other tokens than ``tokenizer``. A file without a class would need the model's config.json beside it,
+    which an adapter's folder does not have.
     """
     source = model.tokenizer_path
     names = [name for name in tokenizer_files(source) if template is None or not name.startswith(_TEMPLATES)]
@@ -49,12 +50,15 @@ def _changed(model: LocalModel, tokenizer: Any, template: str | None) -> dict[st
     source = model.tokenizer_path
     config, special = (json_object(source / name) or {} for name in (CONFIG, _SPECIAL_TOKENS))
     readable = _readable(config)
-    if _is_newer(config, source) or misreading_class(model, tokenizer) is not None:
+    # Releases of transformers make different tokenizers of other files.
+    whole = (source / TOKENIZER).is_file()
+    written = {} if whole else {TOKENIZER: tokenizer.backend_tokenizer.to_str(pretty=True)}
+    if written or _is_unknown(config) or misreading_class(model, tokenizer) is not None:
         readable |= _named(tokenizer, readable) | {"tokenizer_class": _GENERIC}
     if template is not None or "chat_template" in readable:
         readable["chat_template"] = without_mark(template or readable["chat_template"])
     contents = ((CONFIG, config, readable), (_SPECIAL_TOKENS, special, _readable(special)))
-    return {name: as_json(new) for name, old, new in contents if new != old}
+    return written | {name: as_json(new) for name, old, new in contents if new != old}
 
 
 def _without_marks(source: Path, names: Sequence[str]) -> dict[str, str]:
@@ -63,10 +67,12 @@ def _without_marks(source: Path, names: Sequence[str]) -> dict[str, str]:
     return {name: without_mark(text) for name, text in texts.items() if without_mark(text) != text}
 
 
-def _is_newer(config: Mapping[str, Any], source: Path) -> bool:
-    """Whether transformers 4 lacks the tokenizer's class. Without tokenizer.json no other class could replace it."""
-    name = str(config.get("tokenizer_class", ""))
-    return (name.endswith("Backend") or name in _NEWER) and (source / TOKENIZER).is_file()
+def _is_unknown(config: Mapping[str, Any]) -> bool:
+    """Whether the tokenizer's class is not named, is the publisher's own, or is one that transformers 4 lacks."""
+    from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
+
+    name = str(config.get("tokenizer_class") or "")
+    return name.endswith("Backend") or name in _NEWER or tokenizer_class_from_name(name) is None
 
 
 def _readable(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,7 +87,7 @@ def _readable(settings: Mapping[str, Any]) -> dict[str, Any]:
         own = found.get("additional_special_tokens") or []
         if tokens := [*own, *(token for token in listed if token not in own)]:
             found["additional_special_tokens"] = tokens
-    elif isinstance(named := found.get("model_specific_special_tokens"), dict):
+    if isinstance(named := found.get("model_specific_special_tokens"), dict):
         del found["model_specific_special_tokens"]
         found["extra_special_tokens"] = {**(found.get("extra_special_tokens") or {}), **named}
     return found

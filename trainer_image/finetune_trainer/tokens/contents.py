@@ -68,11 +68,20 @@ _GROUPS = tuple(
 
 
 class ControlTokens:
-    """The special tokens of a tokenizer, those without a name included, which are often the markers of turns."""
+    """The special tokens of a tokenizer, those without a name included, which are often the markers of turns.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    An added token with which the chat template closes a turn is one even if it is not marked as special.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, closing: str = "") -> None:
+        """``closing`` is the text that the chat template writes after an answer."""
         added: Mapping[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
-        special = {index: token for index, token in added.items() if getattr(token, "special", False)}
+        closing = closing.strip()
+        special = {
+            index: token
+            for index, token in added.items()
+            if getattr(token, "special", False) or (str(token).strip() and closing.startswith(str(token)))
+        }
         self.ids = frozenset(tokenizer.all_special_ids) | special.keys()
         strips = {index: (token.lstrip, token.rstrip) for index, token in special.items()}
         self._stripping = {index: sides for index, sides in strips.items() if any(sides)}

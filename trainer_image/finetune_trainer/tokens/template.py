@@ -47,9 +47,9 @@ class Renderer:
         self._train_on_prompt = train_on_prompt
         self.chat = Chat(tokenizer, arguments=arguments, today=today)
         self._turns = TurnFinder(self.chat, tokenizer)
-        self._controls = ControlTokens(tokenizer)
+        self._controls = ControlTokens(tokenizer, self._turns.closing if self.chat.exists else "")
         self.special_ids = self._controls.ids
-        """The tokenizer's special tokens, which include those of its added tokens that are marked as special."""
+        """The tokenizer's special tokens, which include added tokens that are marked as special or close turns."""
         self.bos_token_id: int | None = tokenizer.bos_token_id
         self._encoder = Encoder(tokenizer, self._controls)
 
