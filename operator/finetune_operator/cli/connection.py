@@ -190,7 +190,7 @@ class Connection(UserClient):
         kind, credentials that are refused again and again).
         """
         query = _selection(name, labels)
-        path = f"{kind.prefix}/namespaces/{self.namespace}/{kind.plural}"
+        path = kind.path(self.namespace)
         pause, refusals = 1.0, 0
         while True:
             try:
@@ -211,7 +211,7 @@ class Connection(UserClient):
 
     async def log(self, pod: str, *, follow: bool) -> AsyncIterator[str]:
         """Yields the log of a pod's only container by line, without line ends; with ``follow`` until it ends."""
-        path = f"{PODS.prefix}/namespaces/{self.namespace}/pods/{pod}/log"
+        path = PODS.path(self.namespace, pod, "log")
         silence = None if follow else _SILENCE_SECONDS
         query = [("follow", str(follow).lower())]
         for renewed in (False, True):

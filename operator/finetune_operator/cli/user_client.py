@@ -4,12 +4,10 @@ from collections.abc import AsyncIterator, Sequence
 
 import aiohttp
 from kubernetes.aio.client import Configuration
-from kubernetes.aio.client.rest import RESTResponse
 
-from finetune_operator.cluster.api_server_client import ApiServerClient, error_from
+from finetune_operator.cluster.api_server_client import ApiServerClient
 from finetune_operator.cluster.port import JOBS, Object, ResourceKind, Unavailable
-
-type Query = Sequence[tuple[str, str]]
+from finetune_operator.cluster.requests import Query, Request, error_from
 
 #: In ``metadata.managedFields`` of what a command has edited.
 _FIELD_MANAGER = "finetune"
@@ -20,10 +18,6 @@ _LINE_BYTES = 8 * 2**20
 class UserClient(ApiServerClient):
     """Merges edits into a spec, takes label selectors as kubectl does, and streams."""
 
-    def __init__(self, configuration: Configuration) -> None:
-        super().__init__(configuration)
-        self._configuration = configuration
-
     def renew(self, configuration: Configuration) -> None:
         """Uses the tokens of ``configuration`` from now on."""
         self._configuration.api_key = configuration.api_key
@@ -33,19 +27,12 @@ class UserClient(ApiServerClient):
     ) -> AsyncIterator[Sequence[Object]]:
         """Yields pages of the objects with matching labels; of all without a selector."""
         selectors = [("labelSelector", selector)] if selector else []
-        return self._page_items(kind, namespace, selectors, "application/json")
+        return self._pages(kind, namespace, selectors)
 
     async def merge(self, namespace: str, name: str, patch: Object) -> Object:
         """Merges ``patch`` into a job. Raises Conflict if it names an outdated resourceVersion."""
-        return await self._call(
-            "patch",
-            JOBS,
-            namespace,
-            name,
-            query=[("fieldManager", _FIELD_MANAGER)],
-            body=patch,
-            content_type="application/merge-patch+json",
-        )
+        manager = [("fieldManager", _FIELD_MANAGER)]
+        return await self._call(Request("patch", JOBS, namespace, name, query=manager, body=patch))
 
     async def lines(self, path: str, query: Query, silence: float | None) -> AsyncIterator[bytes]:
         """Yields the response to one GET by line, without line ends; a longer line than 8 MiB in parts.
@@ -53,22 +40,14 @@ class UserClient(ApiServerClient):
         Raises ClusterError, also after ``silence`` seconds without a byte. None: there is no such limit.
         """
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=silence)
-        answer: RESTResponse | None = None
+        answer: aiohttp.ClientResponse | None = None
         try:
-            method, url, headers, _, _ = await self._api.param_serialize(
-                "GET",
-                path,
-                query_params=list(query),
-                header_params={"Accept": "*/*"},
-                auth_settings=["BearerToken"],
-            )
-            answer = await self._api.call_api(method, url, header_params=headers, _request_timeout=timeout)
+            answer = await self._open("GET", path, query, timeout, headers={"Accept": "*/*"})
             if answer.status >= 400:
-                content = await answer.read()  # type: ignore[no-untyped-call]
-                raise error_from(answer.status, method, path, content, None)
+                raise error_from(answer.status, f"GET {path}", await answer.read())
             # aiohttp's readline rejects lines above 2 MiB, and an object in a watch may be larger.
             rest = bytearray()
-            async for chunk in answer.response.content.iter_any():
+            async for chunk in answer.content.iter_any():
                 rest += chunk
                 if b"\n" in chunk:
                     *whole, last = rest.split(b"\n")
@@ -84,7 +63,7 @@ class UserClient(ApiServerClient):
             raise Unavailable(f"GET {path}: {_reason(error)}") from error
         finally:
             if answer is not None:
-                answer.response.close()
+                answer.close()
 
 
 def _reason(error: Exception) -> str:
