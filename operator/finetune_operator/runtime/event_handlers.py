@@ -174,10 +174,13 @@ class EventHandlers:
         profile.
         """
         name = profile["metadata"]["name"]
-        self._limit(name, None if event_type == "DELETED" else profile)
+        newest = None if event_type == "DELETED" else profile
+        if self._budgets is not None and self._budgets.profile(name, newest):
+            # Its namespaces have another budget than before: jobs that wait may start, or those that run have to stop.
+            self._add_live(lambda _, job: job.profile == name)
         before = self._profiles.pop(name, None)
-        if event_type != "DELETED":
-            self._profiles[name] = _input(profile, DEFAULT_PROFILE_ANNOTATION)
+        if newest is not None:
+            self._profiles[name] = _input(newest, DEFAULT_PROFILE_ANNOTATION)
         if event_type is None:
             # The jobs that use it are queued by their own listing.
             self._add(ProfileKey(name), USAGE_SECONDS)
@@ -190,12 +193,6 @@ class EventHandlers:
     def usage_known(self, namespace: str) -> None:
         """Queues the jobs of a namespace that wait until its usage in the present month is known."""
         self._add_live(lambda key, job: key.namespace == namespace and job.waits_for_budget)
-
-    def _limit(self, name: str, profile: Object | None) -> None:
-        """Queues the jobs of a profile that gives its namespaces another budget than before: those that wait may start,
-        or those that run have to stop."""
-        if self._budgets is not None and self._budgets.profile(name, profile):
-            self._add_live(lambda _, job: job.profile == name)
 
     def missed(self) -> None:
         """Queues every live job after a watch has lost events, since a listing does not show deleted objects."""
