@@ -63,7 +63,7 @@ class CallLimits:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """``str()`` is the method and the path, for messages."""
+    """A call. ``str()`` is its method and path, for messages."""
 
     verb: str
     """get, list, create, apply, patch or delete."""
