@@ -34,7 +34,7 @@ def fake_gcs(state: StateFolder, programs: Mapping[str, Path], ports: Mapping[st
     )
 
 
-#: First path segment of an account's own endpoint, see devcluster.bucketproxy.
+#: First path segment of an account's own endpoint, if the store is a proxy that has accounts.
 ACCOUNTS = "as"
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from devcluster import samples
-from devcluster.bucket_iam import Grant
+from tests.doubles.bucket_iam import Grant
 
 MODELS, DATA = (item.uri.split("/")[2] for item in (samples.TINY_MODEL, samples.CAPITALS))
 ARTIFACTS, CACHE = "ft-artifacts", "ft-cache"

@@ -5,8 +5,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from devcluster.faultproxy import FaultProxy
-from devcluster.testing import LocalCluster
+from tests.doubles.faultproxy import FaultProxy
+from tests.doubles.local_cluster import LocalCluster
 
 #: Collections that the operator watches all the time.
 WATCHED = (

@@ -22,8 +22,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from devcluster.kube import Kube, Object
-from devcluster.testing import LocalCluster
 from tests.bench.measure import percentile, stage_request
+from tests.doubles.local_cluster import LocalCluster
 from tests.integration import fake_trainer
 
 PROFILE = "bench"

@@ -17,9 +17,9 @@ from devcluster.agent.environment import EnvSources
 from devcluster.agent.nodes import LocalNode
 from devcluster.agent.pod import PodRunner, pod_folder
 from devcluster.agent.process import Launch
-from devcluster.fakenodes import tpu_pool
 from devcluster.kube import MERGE, STRATEGIC, Kube, Object
 from finetune_contract import ExitCode, RunFolder, Stage, StageRequest
+from tests.doubles.fakenodes import tpu_pool
 from tests.integration import fake_trainer
 
 #: An id that no process has, so that no process of this machine ever gets a signal.

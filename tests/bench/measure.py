@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from devcluster.kube import Object
-from devcluster.testing import LocalCluster
 from finetune_contract import StageRequest
+from tests.doubles.local_cluster import LocalCluster
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 #: Positions of utime and stime in /proc/PID/stat, counted after the program's name.

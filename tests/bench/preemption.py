@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Literal
 
 from devcluster.kube import Kube, Object
-from devcluster.testing import LocalCluster
 from tests.bench.__main__ import JOBS, JOBSETS, PODS, PROFILE
 from tests.bench.hosts import HOSTS, Hosts, slices
 from tests.bench.measure import cpu_seconds, operator_requests, percentile
+from tests.doubles.local_cluster import LocalCluster
 from tests.integration import fake_trainer
 
 type Way = Literal["evicted", "crashed"]

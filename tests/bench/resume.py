@@ -24,8 +24,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from devcluster import samples
-from devcluster.testing import LocalCluster
 from finetune_contract import Progress, Stage
+from tests.doubles.local_cluster import LocalCluster
 from tests.e2e.user_client import Object, UserClient, finetune_job, folder_of
 
 STEPS, SAVED_EVERY, BEFORE = 400, 20, 30

@@ -17,9 +17,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from devcluster.kube import Kube, Object
-from devcluster.testing import LocalCluster
 from tests.bench.measure import cpu_seconds
 from tests.bench.scale.load import without_controllers
+from tests.doubles.local_cluster import LocalCluster
 from tests.integration import fake_trainer
 
 _GROUP = "/apis/tpu-finetune.dev/v1alpha1/namespaces"

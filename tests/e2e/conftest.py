@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from devcluster import samples
-from devcluster.testing import LocalCluster
 from finetune_contract import Stage
+from tests.doubles.local_cluster import LocalCluster
 from tests.e2e.user_client import UserClient
 from tests.late_watches import late_watches
 

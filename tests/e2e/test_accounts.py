@@ -6,12 +6,12 @@ from collections.abc import Iterator
 import pytest
 
 from devcluster import samples
-from devcluster.bucket_iam import BUCKET, CREATE, LIST
-from devcluster.bucketproxy import BucketProxy
-from devcluster.testing import LocalCluster
 from finetune_contract import Stage
 from tests import bucket_grants
 from tests.bucket_grants import ARTIFACTS
+from tests.doubles.bucket_iam import BUCKET, CREATE, LIST
+from tests.doubles.bucketproxy import BucketProxy
+from tests.doubles.local_cluster import LocalCluster
 from tests.e2e.user_client import Object, UserClient, condition, finetune_job, folder_of
 from tests.unit.cli.bad_input.runs import run
 

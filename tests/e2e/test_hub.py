@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from devcluster import samples
-from devcluster.fixtures.hub import FakeHub
 from finetune_contract import Stage
+from tests.doubles.hub import FakeHub
 from tests.e2e.user_client import UserClient, finetune_job, stage_of
 
 TOKEN = "hf_canary7d20"

@@ -13,7 +13,7 @@ import yaml
 from devcluster import build, gcs, install, samples
 from devcluster.layout import CHART, MANIFESTS, cache_dir
 from devcluster.operator_process import NAMESPACE, RELEASE
-from devcluster.testing import LocalCluster
+from tests.doubles.local_cluster import LocalCluster
 from tests.e2e.user_client import UserClient
 from tests.images import images
 from tests.images.background import run

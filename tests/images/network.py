@@ -10,7 +10,7 @@ import yaml
 
 from devcluster import build, pki
 from devcluster.layout import cache_dir
-from devcluster.testing import LocalCluster
+from tests.doubles.local_cluster import LocalCluster
 from tests.images.background import Processes, answers, run, until
 
 #: Of the bridge that pods are connected to; registry, object store, kubelet and DNS listen here. 198.18.0.0/15 is

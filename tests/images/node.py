@@ -14,7 +14,7 @@ import yaml
 
 from devcluster import build, controlplane, gcs, pki
 from devcluster.kube import Object
-from devcluster.testing import LocalCluster
+from tests.doubles.local_cluster import LocalCluster
 from tests.images import network
 from tests.images.background import Processes, answers, run, until
 from tests.images.network import ADDRESS, BRIDGE

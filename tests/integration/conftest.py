@@ -1,7 +1,7 @@
 """The session's cluster: one real control plane for all tests, in its own folder, stopped after the last test.
 
 Fixtures
-    cluster   devcluster.testing.LocalCluster, without an operator until a test starts one (see the class's docstring)
+    cluster   a LocalCluster (tests.doubles.local_cluster), without an operator until a test starts one
     namespace a fresh namespace of that cluster, with the service accounts that stage pods use
     nodes_are_free
               of itself, after each module: what its tests ran, also those that failed, no longer holds a node
@@ -22,8 +22,8 @@ from pathlib import Path
 import pytest
 
 from devcluster.kube import KubeError, Object, Resource
-from devcluster.testing import LocalCluster
 from finetune_contract import Stage
+from tests.doubles.local_cluster import LocalCluster
 from tests.integration import fake_trainer
 from tests.integration.invariants import nothing_doubled
 from tests.integration.jobs import PROFILE

@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from devcluster.kube import WatchEvent
-from devcluster.testing import LocalCluster
 from finetune_operator.lifecycle.children.jobset import JobSet
 from finetune_operator.lifecycle.children.pod import Pod
 from finetune_operator.rendering.labels import STAGE_LABEL, UID_LABEL
+from tests.doubles.local_cluster import LocalCluster
 
 type Object = dict[str, Any]
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from devcluster.testing import LocalCluster
+from tests.doubles.local_cluster import LocalCluster
 
 type Object = dict[str, Any]
 PROFILE = "double"

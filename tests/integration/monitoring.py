@@ -21,7 +21,7 @@ from prometheus_client.samples import Sample
 
 from devcluster.build import module_program
 from devcluster.layout import ROOT
-from devcluster.testing import LocalCluster
+from tests.doubles.local_cluster import LocalCluster
 
 ALERTS = ROOT / "charts" / "finetune-operator" / "alerts.yaml"
 MANIFEST = ROOT / "deploy" / "kube-state-metrics" / "kube-state-metrics.yaml"

@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from devcluster.build import module_folder
-from devcluster.testing import LocalCluster
+from tests.doubles.local_cluster import LocalCluster
 from tests.integration import fake_trainer
 
 type Object = dict[str, Any]

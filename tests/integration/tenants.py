@@ -13,9 +13,9 @@ from typing import Any
 from google.cloud import storage
 
 from devcluster import samples
-from devcluster.bucketproxy import BucketProxy
-from devcluster.testing import LocalCluster
 from tests.bucket_grants import ARTIFACTS, CACHE, DATA, MODELS
+from tests.doubles.bucketproxy import BucketProxy
+from tests.doubles.local_cluster import LocalCluster
 from tests.integration import fake_trainer
 from tests.integration.jobs import Object, condition, condition_of, job_path
 

@@ -1,7 +1,7 @@
 """Complete jobs while faults are injected into the requests between operator and API server, one after the other.
 
-A proxy (devcluster.faultproxy) connects the two. Each new write for a job gets a fault once, and its retry passes, so
-that the job progresses and a fault is injected into every write.
+A proxy (tests.doubles.faultproxy) connects the two. Each new write for a job gets a fault once, and its retry passes,
+so that the job progresses and a fault is injected into every write.
 """
 
 import json
@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from devcluster.faultproxy import FaultProxy, InjectedFault, ProxiedRequest
-from devcluster.testing import LocalCluster
 from finetune_contract import RunFolder, Stage
+from tests.doubles.faultproxy import FaultProxy, InjectedFault, ProxiedRequest
+from tests.doubles.local_cluster import LocalCluster
 from tests.integration import fake_trainer, warm_operator
 from tests.integration.invariants import assert_events_once, nothing_doubled
 from tests.integration.jobs import PROFILE, Object, await_file, charged, job_path, jobset_path, jobsets, phase

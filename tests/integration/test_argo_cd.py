@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from devcluster.layout import ROOT
-from devcluster.testing import LocalCluster
+from tests.doubles.local_cluster import LocalCluster
 from tests.integration import fake_trainer
 from tests.integration.jobs import PROFILE, Object, condition, job_path, phase
 from tests.integration.training import started

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from devcluster.testing import LocalCluster
+from tests.doubles.local_cluster import LocalCluster
 from tests.integration import fake_trainer
 from tests.integration.jobs import PROFILE, condition, job_path, jobset_path, jobsets, phase
 from tests.stage_outcomes import DOES_NOT_FIT

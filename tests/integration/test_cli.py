@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from devcluster.testing import LocalCluster
 from finetune_operator.cli.manifests.validate import validate_text
+from tests.doubles.local_cluster import LocalCluster
 from tests.unit.cli.created import CREATED
 from tests.unit.cli.reported import Page, write_records
 from tests.unit.cli.scalars import KEYS, SCALARS

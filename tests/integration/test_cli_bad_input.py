@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from devcluster.testing import LocalCluster
+from tests.doubles.local_cluster import LocalCluster
 from tests.unit.cli.bad_input.conftest import environment as environment  # noqa: PLC0414  a fixture
 from tests.unit.cli.bad_input.rows import LOCAL, ROWS, CommandRow
 from tests.unit.cli.bad_input.runs import (

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from devcluster.kube import KubeError
-from devcluster.testing import LocalCluster
 from finetune_operator.cli.documents import read_documents
+from tests.doubles.local_cluster import LocalCluster
 from tests.unit.api.bad_jobs import BAD_JOBS
 from tests.unit.api.documents import JOB, PROFILE, Document, job
 

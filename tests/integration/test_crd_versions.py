@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from devcluster.kube import KubeError
-from devcluster.testing import LocalCluster
 from tests.documents import blocks
+from tests.doubles.local_cluster import LocalCluster
 from tests.integration import fake_trainer
 from tests.integration.jobs import Object
 

@@ -9,7 +9,7 @@ import pytest
 
 from devcluster.identity import ProcessIdentity
 from devcluster.kube import KubeError
-from devcluster.testing import LocalCluster
+from tests.doubles.local_cluster import LocalCluster
 from tests.integration import pods
 from tests.integration.jobs import await_file
 from tests.integration.pods import exit_code, over, running, shell, waiting_reason

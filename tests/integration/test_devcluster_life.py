@@ -11,7 +11,7 @@ from devcluster.errors import LocalClusterError
 from devcluster.identity import ProcessIdentity
 from devcluster.options import Options
 from devcluster.supervisor import recorded_processes
-from devcluster.testing import LocalCluster
+from tests.doubles.local_cluster import LocalCluster
 
 
 @pytest.mark.thorough

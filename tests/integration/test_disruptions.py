@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from devcluster.testing import LocalCluster
+from tests.doubles.local_cluster import LocalCluster
 from tests.integration.jobs import Object, await_file, charged, job_path, jobset_path, jobsets, uid_of
 from tests.integration.training import (
     FAULT,

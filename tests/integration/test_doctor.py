@@ -4,7 +4,7 @@ import json
 
 import yaml
 
-from devcluster.testing import LocalCluster
+from tests.doubles.local_cluster import LocalCluster
 from tests.setup_script import files, plan
 from tests.unit.cli.bad_input.runs import run
 

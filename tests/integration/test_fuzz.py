@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from devcluster.kube import KubeError
-from devcluster.testing import LocalCluster
 from finetune_operator.planning import Refused, admit, check_profile_object
 from finetune_operator.rendering import CpuPoolTooSmall
+from tests.doubles.local_cluster import LocalCluster
 from tests.fuzz.specs import EXAMPLES, JOB, PROFILE, Document, jobs, profiles
 from tests.unit.rendering.golden_jobsets import plan_offline
 

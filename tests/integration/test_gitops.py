@@ -12,11 +12,11 @@ import yaml
 
 from devcluster import build
 from devcluster.layout import ROOT
-from devcluster.testing import LocalCluster
 from finetune_operator.cluster.port import KubernetesClient
 from finetune_operator.cluster.releases import served_namespaces
 from finetune_operator.runtime.other_releases import earlier_releases
 from finetune_operator.runtime.settings import Settings
+from tests.doubles.local_cluster import LocalCluster
 from tests.integration.helm import helm
 from tests.integration.jobs import Object
 

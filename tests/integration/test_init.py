@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from devcluster.testing import LocalCluster
 from finetune_operator.api import MethodType
+from tests.doubles.local_cluster import LocalCluster
 
 FINETUNE = Path(sys.executable).with_name("finetune")
 HARD = "gs://bucket/a: b 'c' \"d\" {e} - yes"

@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from devcluster import build
-from devcluster.testing import LocalCluster
 from finetune_contract import Stage
+from tests.doubles.local_cluster import LocalCluster
 from tests.integration.jobs import Object
 from tests.unit.lifecycle.world import job, profile
 from tests.unit.rendering.golden_jobsets import plan_offline

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from devcluster.testing import LocalCluster
+from tests.doubles.local_cluster import LocalCluster
 
 OURS = """
 import asyncio, json, sys
-from finetune_operator.cli.connection import connect
+from finetune_operator.cli.connect import connect
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cluster.port import ResourceKind
 

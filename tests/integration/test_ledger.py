@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from devcluster.testing import LocalCluster
 from finetune_contract import Stage
 from finetune_operator.ledger.layout import record_uri
 from finetune_operator.ledger.record import LedgerOutcome, LedgerRecord, TrainedSteps
+from tests.doubles.local_cluster import LocalCluster
 from tests.integration import fake_trainer
 from tests.integration.jobs import PROFILE, job_path, phase
 from tests.integration.test_cli import finetune

@@ -22,12 +22,12 @@ from typing import Any
 
 import pytest
 
-from devcluster.faultproxy import FaultProxy, InjectedFault, ProxiedRequest
-from devcluster.testing import LocalCluster
 from finetune_contract import ExitCode, RunFolder, Stage
 from finetune_operator.api.timestamps import stamp
 from finetune_operator.runtime.change_metrics import HELD_SECONDS
 from tests.dashboards import documented_queries, panel_queries
+from tests.doubles.faultproxy import FaultProxy, InjectedFault, ProxiedRequest
+from tests.doubles.local_cluster import LocalCluster
 from tests.integration import fake_trainer, monitoring
 from tests.integration.jobs import Object, await_file, condition, job_path, phase
 from tests.integration.monitoring import KubeStateMetrics, Prometheus

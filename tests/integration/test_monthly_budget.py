@@ -4,8 +4,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from devcluster.testing import LocalCluster
 from finetune_contract import Stage
+from tests.doubles.local_cluster import LocalCluster
 from tests.integration import fake_trainer
 from tests.integration.jobs import condition_of, job_path, jobsets, phase
 from tests.integration.test_cli import finetune

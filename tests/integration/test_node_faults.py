@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from devcluster.testing import LocalCluster
 from finetune_contract import Stage
+from tests.doubles.local_cluster import LocalCluster
 from tests.integration import fake_trainer
 from tests.integration.invariants import nothing_doubled
 from tests.integration.jobs import Object, charged, job_path, jobsets, phase

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from devcluster.layout import CHART
-from devcluster.testing import LocalCluster
+from tests.doubles.local_cluster import LocalCluster
 from tests.integration import fake_trainer, warm_operator
 from tests.integration.helm import helm
 from tests.integration.jobs import PROFILE, job_path, phase

@@ -7,9 +7,9 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from devcluster.testing import LocalCluster
 from finetune_contract import RunFolder, Stage
 from finetune_operator.lifecycle.run_record import RunRecord
+from tests.doubles.local_cluster import LocalCluster
 from tests.integration import fake_trainer
 from tests.integration.jobs import (
     PROFILE,

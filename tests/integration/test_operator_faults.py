@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from devcluster import operator_process
-from devcluster.faultproxy import FaultProxy, ProxiedRequest
 from devcluster.kube import KubeError
-from devcluster.testing import LocalCluster
 from finetune_contract import RunFolder, Stage
+from tests.doubles.faultproxy import FaultProxy, ProxiedRequest
+from tests.doubles.local_cluster import LocalCluster
 from tests.integration import fake_trainer, pods
 from tests.integration.invariants import nothing_doubled
 from tests.integration.jobs import (

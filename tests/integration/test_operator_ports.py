@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from devcluster.testing import LocalCluster
 from finetune_operator.artifacts.port import StorageError
 from finetune_operator.artifacts.shared_store import SharedStore
 from finetune_operator.cluster.api_server_client import ApiServerClient, CallLimits
@@ -20,6 +19,7 @@ from finetune_operator.cluster.port import (
     NotFound,
     Rejected,
 )
+from tests.doubles.local_cluster import LocalCluster
 from tests.integration import fake_trainer
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from devcluster.testing import LocalCluster
 from finetune_operator.catalog import TpuShape, shape_by_name
+from tests.doubles.local_cluster import LocalCluster
 from tests.pathways_plans import SHAPES, plan, train
 
 type Object = dict[str, Any]

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from devcluster.pathways.images import PROXY, SERVER
-from devcluster.testing import LocalCluster
 from finetune_contract import RunFolder, Stage
+from tests.doubles.local_cluster import LocalCluster
 from tests.integration import fake_trainer
 from tests.integration.jobs import await_file, condition, job_path, jobset_path, jobsets, phase, uid_of
 from tests.integration.pods import over, running

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from devcluster.fakenodes import tpu_pool
-from devcluster.testing import LocalCluster
 from finetune_contract import Stage
 from finetune_operator.catalog import TpuShape, shape_by_name
+from tests.doubles.fakenodes import tpu_pool
+from tests.doubles.local_cluster import LocalCluster
 from tests.integration import fake_trainer
 from tests.integration.jobs import jobset_path
 from tests.unit.rendering.golden_jobsets import plan_offline

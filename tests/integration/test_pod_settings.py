@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from devcluster.testing import LocalCluster
+from tests.doubles.local_cluster import LocalCluster
 from tests.integration import fake_trainer
 from tests.integration.jobs import job_path, phase, says
 

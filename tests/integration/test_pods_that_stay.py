@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from devcluster.testing import LocalCluster
+from tests.doubles.local_cluster import LocalCluster
 from tests.integration import fake_trainer, pods
 from tests.integration.jobs import (
     PROFILE,

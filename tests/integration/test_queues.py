@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from devcluster.testing import LocalCluster
 from finetune_contract import RunFolder, Stage
 from tests.documents import blocks
+from tests.doubles.local_cluster import LocalCluster
 from tests.integration import fake_trainer
 from tests.integration.invariants import nothing_doubled
 from tests.integration.jobs import (

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from devcluster.testing import LocalCluster
+from tests.doubles.local_cluster import LocalCluster
 from tests.integration import fake_trainer
 from tests.integration.jobs import PROFILE, condition, condition_of, job_path, jobset_path, phase
 from tests.integration.queues import kueue

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from devcluster.kube import Kube
-from devcluster.testing import LocalCluster
 from finetune_contract import Stage
 from tests.bench.measure import operator_requests
 from tests.bench.scale.load import Run, without_controllers
 from tests.bench.scale.systems import FineTuneOperator
+from tests.doubles.local_cluster import LocalCluster
 from tests.integration.jobs import Object
 
 BURST = 200

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from devcluster.testing import LocalCluster
 from finetune_operator.cluster.port import Object
 from finetune_operator.runtime.prerequisites import watches
+from tests.doubles.local_cluster import LocalCluster
 from tests.integration import fake_trainer, pods
 from tests.rbac import CLUSTER_RULES, JOB_RULES, OWN_RULES
 

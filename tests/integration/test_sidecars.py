@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from devcluster.testing import LocalCluster
+from tests.doubles.local_cluster import LocalCluster
 from tests.integration import pods
 from tests.integration.pods import exit_code, over, running, shell
 

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from devcluster.testing import LocalCluster
 from finetune_contract import RunFolder, Stage, StageRequest
+from tests.doubles.local_cluster import LocalCluster
 from tests.integration import fake_trainer
 from tests.integration.jobs import (
     PROFILE,

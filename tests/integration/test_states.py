@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from devcluster.layout import ROOT
-from devcluster.testing import LocalCluster
 from finetune_contract import ExitCode, Stage
+from tests.doubles.local_cluster import LocalCluster
 from tests.integration import fake_trainer
 from tests.integration.jobs import PROFILE, Object, condition, condition_of, job_path, jobset_path, phase
 from tests.judges.run import HealthResult, check_health

@@ -19,12 +19,12 @@ import pytest
 from google.api_core.exceptions import Forbidden
 from google.cloud import storage
 
-from devcluster.bucket_iam import LIST
-from devcluster.bucketproxy import BucketProxy
-from devcluster.testing import LocalCluster
 from finetune_contract import CacheLayout, RunFolder, Stage
 from tests import bucket_grants
 from tests.bucket_grants import ARTIFACTS, CACHE
+from tests.doubles.bucket_iam import LIST
+from tests.doubles.bucketproxy import BucketProxy
+from tests.doubles.local_cluster import LocalCluster
 from tests.integration import fake_trainer, pods, training
 from tests.integration.jobs import Object, condition, jobset_path, jobsets, phase
 from tests.integration.tenants import (

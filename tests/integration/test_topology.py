@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from devcluster.fakenodes import tpu_pool
-from devcluster.testing import LocalCluster
 from finetune_contract import Stage
+from tests.doubles.fakenodes import tpu_pool
+from tests.doubles.local_cluster import LocalCluster
 from tests.integration import fake_trainer
 from tests.integration.jobs import condition, condition_of, jobset_path
 from tests.integration.queues import KUEUE, LOCAL_QUEUE, kueue

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from devcluster.kube import KubeError
-from devcluster.testing import LocalCluster
 from finetune_operator.cli.manifests.validate import validate_text
+from tests.doubles.local_cluster import LocalCluster
 from tests.fuzz.specs import JOB, JOB_LEAVES, PROFILE, PROFILE_LEAVES, Document, changed
 
 GROUP = "/apis/tpu-finetune.dev/v1alpha1"

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from devcluster import operator_process
 from devcluster.layout import ROOT
-from devcluster.testing import LocalCluster
+from tests.doubles.local_cluster import LocalCluster
 
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/finetune-system/leases/finetune-operator"
 

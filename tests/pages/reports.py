@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from finetune_contract import EvaluatedRow, Stage
-from finetune_operator.cli.report import page_of
+from finetune_operator.cli.report_page import report_page
 from finetune_operator.results.records import AttemptRecords, RunRecords
 from finetune_operator.results.report.build import report_of
 from tests.pages.hostile import HOSTILE
@@ -41,7 +41,7 @@ _GATES = [
 
 
 def page(records: RunRecords) -> str:
-    return page_of(report_of(records, NOW))
+    return report_page(report_of(records, NOW))
 
 
 def report_finished() -> str:

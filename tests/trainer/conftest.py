@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from devcluster.fixtures.chat_data import write_data
-from devcluster.fixtures.hub import FakeHub
+from tests.doubles.hub import FakeHub
 from tests.trainer.models import qwen3
 from tests.trainer.stages import Stages, serve
 from tests.trainer.stores import BUCKET, fake_gcs, program

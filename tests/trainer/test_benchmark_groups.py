@@ -13,13 +13,13 @@ from lm_eval.api.model import LM
 from lm_eval.evaluator import evaluate
 from lm_eval.tasks import TaskManager
 
-from devcluster.fixtures.hub import FakeHub
 from finetune_contract import BenchmarkSpec, DatasetScores, EvaluateOutcome
 from finetune_trainer.errors import StageError
 from finetune_trainer.evaluation import benchmark_groups, benchmarks
 from finetune_trainer.evaluation.benchmark_groups import LoadedEntry
 from finetune_trainer.evaluation.benchmark_rows import benchmark_keys, recorded_rows
 from finetune_trainer.storage import open_store
+from tests.doubles.hub import FakeHub
 
 ROWS = {"red": 3, "green": 5, "blue": 8}
 TASK = {

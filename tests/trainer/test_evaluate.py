@@ -9,8 +9,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from devcluster.fixtures.chat_data import CAPITALS
-from devcluster.fixtures.hub import FakeHub
 from finetune_contract import EvaluatedRow, EvaluateOutcome, PreflightOutcome, TrainOutcome
+from tests.doubles.hub import FakeHub
 from tests.trainer.requests import request
 from tests.trainer.stages import Stages, result_of
 

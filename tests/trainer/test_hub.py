@@ -1,6 +1,6 @@
 """Repositories on the hub: what is fetched, at which commit, and how each refusal is reported.
 
-The library is the real one. It sends requests to a fake hub (``devcluster.fixtures.hub``), or reads a cache that a test
+The library is the real one. It sends requests to a fake hub (``tests.doubles.hub``), or reads a cache that a test
 has written by hand."""
 
 import time
@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from devcluster.fixtures.hub import FakeHub
 from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import ExitCode, HubRef, ModelSource
 from finetune_trainer import families
@@ -17,6 +16,7 @@ from finetune_trainer import hub as repositories
 from finetune_trainer.errors import StageError
 from finetune_trainer.models import LocalModel, fetch_model
 from finetune_trainer.storage import open_store
+from tests.doubles.hub import FakeHub
 
 REPO = "acme/tiny"
 TOKEN = "hf_canary0123456789"

@@ -12,13 +12,13 @@ import pytest
 from huggingface_hub import constants
 from pyarrow import parquet
 
-from devcluster.fixtures.hub import FakeHub
 from finetune_contract import DatasetSpec, ExitCode, HubRef
 from finetune_trainer.data.schema import DatasetSchema, open_rows
 from finetune_trainer.data.sources import LocatedSource, open_source
 from finetune_trainer.errors import StageError
 from finetune_trainer.storage import open_store
 from finetune_trainer.tokens.example import Conversation
+from tests.doubles.hub import FakeHub
 
 REPO = "acme/chats"
 PATH = "spec.datasets.train[0]"

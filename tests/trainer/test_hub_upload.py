@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from devcluster.fixtures.hub import FakeHub
 from finetune_contract import DestinationSpec, ExitCode, HubDestinationSpec
 from finetune_trainer import hub as downloads
 from finetune_trainer.errors import StageError
 from finetune_trainer.export.hub_upload import UploadFolder, push
 from finetune_trainer.export.publish import write_manifest
+from tests.doubles.hub import FakeHub
 
 TOKEN = "hf_canary_writer"
 REPO = "acme/support-bot"

@@ -13,7 +13,6 @@ import pytest
 from tokenizers import Tokenizer, models, normalizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from devcluster.fixtures.hub import FakeHub
 from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import ExitCode, HubRef, ModelSource
 from finetune_trainer.errors import StageError
@@ -25,6 +24,7 @@ from finetune_trainer.storage import open_store
 from finetune_trainer.tokenizer import load_tokenizer, misreading_class
 from finetune_trainer.tokens.example import Conversation
 from finetune_trainer.tokens.template import Renderer
+from tests.doubles.hub import FakeHub
 from tests.trainer.stores import BUCKET
 
 TURNS = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]

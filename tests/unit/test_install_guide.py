@@ -13,7 +13,6 @@ import jsonschema
 import pytest
 import yaml
 
-from devcluster.bucket_iam import ROLES, Grant
 from finetune_contract import Stage
 from finetune_contract.tpu import TpuShape
 from finetune_operator.catalog.tpu import shape_by_name
@@ -21,6 +20,7 @@ from finetune_operator.cli.manifests.checks import check_files
 from tests import bucket_grants, setup_script
 from tests.bucket_grants import ARTIFACTS, CACHE, DATA, MODELS
 from tests.documents import blocks
+from tests.doubles.bucket_iam import ROLES, Grant
 from tests.plan_pages import plan_page
 from tests.setup_script import EVERYTHING, TABLE, VARIABLES, World, commands, files, plan
 from tests.unit.rendering.golden_jobsets import plan_offline

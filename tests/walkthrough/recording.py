@@ -14,8 +14,8 @@ from typing import Any, Self
 from devcluster import samples
 from devcluster.layout import ROOT
 from devcluster.operator_process import NAMESPACE as OPERATOR_NAMESPACE
-from devcluster.testing import LocalCluster
 from finetune_contract import RunFolder
+from tests.doubles.local_cluster import LocalCluster
 
 type Object = dict[str, Any]
 

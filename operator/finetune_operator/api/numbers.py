@@ -16,19 +16,22 @@ from typing import Any, Final
 SAFE_INTEGER_MAX: Final = 2**53 - 1
 
 
-def canonical(value: Any) -> Any:
-    """Returns ``value``, plain JSON, with each number in one canonical form: an integer if it is whole."""
+def canonical(value: Any, *, large_as_float: bool = True) -> Any:
+    """Returns ``value``, plain JSON, with each number in one canonical form: an integer if it is whole.
+
+    ``large_as_float``: whether an integer that not every reader holds becomes the float that such a reader holds.
+    """
     if value is None or isinstance(value, str | bool):
         return value
     if isinstance(value, dict):
-        return {key: canonical(item) for key, item in value.items()}
+        return {key: canonical(item, large_as_float=large_as_float) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [canonical(item) for item in value]
+        return [canonical(item, large_as_float=large_as_float) for item in value]
     if isinstance(value, int):
-        return _as_float(value) if abs(value) > SAFE_INTEGER_MAX else value
+        return _as_float(value) if large_as_float and abs(value) > SAFE_INTEGER_MAX else value
     if isinstance(value, float):
         return int(value) if value.is_integer() and abs(value) <= SAFE_INTEGER_MAX else value
-    return canonical(dict(value)) if isinstance(value, Mapping) else value
+    return canonical(dict(value), large_as_float=large_as_float) if isinstance(value, Mapping) else value
 
 
 def exact(number: float) -> Decimal:

@@ -63,7 +63,8 @@ def parse_profile(obj: Object) -> FineTuneProfile:
 def _parse[M: BaseModel](model: type[M], obj: Object) -> M:
     if not isinstance(obj, Mapping):
         raise InvalidObject([FieldError(location=(), message=f"must be an object, not {type(obj).__name__}")])
-    document = canonical({key: value for key, value in obj.items() if key != "status"})
+    # Messages show an integer as it is written; the bounds of every field refuse one that not every reader holds.
+    document = canonical({key: value for key, value in obj.items() if key != "status"}, large_as_float=False)
     parsed, faults = None, []
     try:
         parsed = model.model_validate(document, by_alias=True, by_name=False)

@@ -7,7 +7,7 @@ some decode ``%2e``, some cut at ``#``; so none of these is accepted. The schema
 import re
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter, ValidationError
 
 from finetune_operator.api.common import checked
 from finetune_operator.api.rules import ValidationRule
@@ -53,5 +53,15 @@ _text = Field(pattern=_PATTERN, max_length=1024)
 
 StorageUri = Annotated[str, _text, *checked(_ONE_PATH, _UNAMBIGUOUS, _ONE_PLACE)]
 """One file or folder: ``gs://bucket/path``, or ``file:///path`` on a local cluster."""
+_STORAGE_URI: TypeAdapter[str] = TypeAdapter(StorageUri)
 DatasetUri = Annotated[str, _text, *checked(_ONE_PATH, _UNAMBIGUOUS)]
 """One file or folder as in :data:`StorageUri`, or a glob of files."""
+
+
+def is_storage_uri(text: str) -> bool:
+    """Whether the text is a storage URI that every program reads as the same location."""
+    try:
+        _STORAGE_URI.validate_python(text)
+    except ValidationError:
+        return False
+    return True

@@ -64,12 +64,19 @@ def unknown_field(location: Sequence[int | str], value: Any, known: Sequence[str
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:
     """Returns ``: did you mean learningRate?``, or the list of known words, or nothing."""
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6) or [
-        name for name in known if name.lower() == word.lower().replace("_", "").replace("-", "")
-    ]
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6) or _same_letters(word, known)
     if close:
         return f": did you mean {close[0]}?"
     return f": expected one of {', '.join(known)}" if known else ""
+
+
+def _same_letters(word: str, known: Sequence[str]) -> list[str]:
+    """Returns the known words that differ from ``word`` in case, underscores and hyphens alone."""
+
+    def plain(value: str) -> str:
+        return value.lower().replace("_", "").replace("-", "")
+
+    return [each for each in known if plain(each) == plain(word)]
 
 
 #: difflib's ratio from which a value counts as a misspelling. Names of methods are short: GRPO shares three letters
@@ -79,13 +86,7 @@ _MISTYPED = 0.8
 
 def one_of(word: str, known: Sequence[str]) -> str:
     """Returns ``: expected one of SFT, DPO, ORPO``, preceded by the most similar word, if there is one."""
-
-    def plain(value: str) -> str:
-        return value.lower().replace("_", "").replace("-", "")
-
-    close = [each for each in known if plain(each) == plain(word)] or difflib.get_close_matches(
-        word, known, n=1, cutoff=_MISTYPED
-    )
+    close = _same_letters(word, known) or difflib.get_close_matches(word, known, n=1, cutoff=_MISTYPED)
     listed = f"xpected one of {', '.join(known)}"
     return f": did you mean {close[0]}? E{listed}" if close else f": e{listed}"
 
@@ -156,7 +157,7 @@ def worded(model: type[BaseModel], detail: ErrorDetails) -> tuple[str, str]:
             message = f"has {len(actual)} entries, may have at most {context['max_length']}"
         case kind if kind in _BOUNDS:
             limit, words = _BOUNDS[kind]
-            message = f"is {canonical(actual)}, {words} {canonical(context[limit])}"
+            message = f"is {shown(actual)}, {words} {canonical(context[limit])}"
         case kind if kind in _REQUIRED:
             message, fix = _of_another_type(actual, _REQUIRED[kind])
     return message, fix

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from finetune_operator.cli.errors import CliError
+from finetune_operator.results.lines import fault_of
 
 _CONFIG = "adapter_config.json"
 _LIMIT = 2**20
@@ -45,8 +46,4 @@ def read_adapter(folder: Path) -> AdapterConfig:
     except OSError as error:
         raise CliError(f"{path}: {error.strerror}") from error
     except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False, include_context=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        raise CliError(
-            f"{path} is not the configuration of a LoRA adapter: {place}: {first['msg']}"
-        ) from error
+        raise CliError(f"{path} is not the configuration of a LoRA adapter: {fault_of(error)}") from error

@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 import typer
@@ -19,23 +18,12 @@ from finetune_operator.cli.run_folder import explained
 from finetune_operator.cli.text import one_line
 from finetune_operator.results.comparison.compare import MOST_RUNS, compared
 from finetune_operator.results.comparison.model import Comparison
-from finetune_operator.results.errors import ResultsError
 from finetune_operator.results.reader import records_at, records_of_job
 from finetune_operator.results.records import RunRecords
 
 #: Columns that a continued line has at least, however far it is indented.
 _NARROWEST = 20
 _RUN_FOLDER = re.compile(r"(gs://[^/]+|file://)/[^\0]+")
-
-
-@contextmanager
-def explained_results() -> Iterator[None]:
-    """Converts a StorageError or ResultsError inside to a CliError with one remedy."""
-    try:
-        with explained():
-            yield
-    except ResultsError as error:
-        raise CliError(one_line(error.message), fix=error.fix) from error
 
 
 def check_output(output: str, *, force: bool) -> None:
@@ -92,7 +80,7 @@ async def run_records(name: str, connection: Connection | None, store: ObjectSto
 
     Raises CliError and ClusterError.
     """
-    with explained_results():
+    with explained():
         if "://" in name:
             return await records_at(name, store)
         assert connection is not None, "jobs are read from a cluster"
@@ -137,7 +125,7 @@ def _same_folder(first: RunRecords, second: RunRecords) -> CliError:
 
 def comparison_of(runs: Sequence[RunRecords], *, common: bool, samples: int) -> Comparison:
     """Returns the comparison. Raises CliError if the runs were evaluated on different rows."""
-    with explained_results():
+    with explained():
         return compared(runs, common=common, samples=samples)
 
 

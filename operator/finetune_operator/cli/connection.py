@@ -3,39 +3,35 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import suppress
 from http import HTTPStatus
-from pathlib import Path
-from typing import NoReturn
 
+import aiohttp
 from kubernetes.aio.client import Configuration
 
 from finetune_operator.cli.errors import CliError, close_names
-from finetune_operator.cli.text import one_line
-from finetune_operator.cli.user_client import UserClient
-from finetune_operator.cluster.connect import (
-    CredentialProgramFailed,
-    NoCredentials,
-    UnknownContext,
-    user_context,
-)
+from finetune_operator.cluster.api_server_client import ApiServerClient
 from finetune_operator.cluster.port import (
     ACCESS_REVIEWS,
     JOBS,
     PODS,
     PROFILES,
-    ClusterError,
     NotFound,
     Object,
     Rejected,
     ResourceKind,
     Unavailable,
 )
+from finetune_operator.cluster.requests import Query, Request, error_from
 
 type Objects = Mapping[str, Object]
 type Sleep = Callable[[float], Awaitable[None]]
 type Renew = Callable[[], Awaitable[Configuration]]
 
+#: In ``metadata.managedFields`` of what a command has edited.
+_FIELD_MANAGER = "finetune"
+#: Bytes of a line of a response: an object has at most 1.5 MiB in etcd, and a log may have no line end at all.
+_LINE_BYTES = 8 * 2**20
 #: Seconds after which the server ends a watch. A bookmark per minute shows in between that the connection is alive.
 _WATCH_SECONDS = 290
 _SILENCE_SECONDS = 100
@@ -45,7 +41,7 @@ _LONGEST_PAUSE = 15.0
 _MOST_REFUSALS = 6
 
 
-class Connection(UserClient):
+class Connection(ApiServerClient):
     """The commands' access to a cluster and to a namespace in it. Calls raise :class:`ClusterError`."""
 
     def __init__(
@@ -75,10 +71,9 @@ class Connection(UserClient):
 
     async def job(self, name: str) -> Object:
         """Returns the live job. Raises CliError with similar names if it does not exist."""
-        try:
-            return await self.get(JOBS, self.namespace, name)
-        except NotFound:
-            pass
+        with suppress(NotFound):
+            if name:  # Without a name, the path is that of the list.
+                return await self.get(JOBS, self.namespace, name)
         try:
             known = [each async for each in self.names()]
             none = f"{self.namespace} has no FineTuneJob; choose another namespace with -n."
@@ -91,8 +86,7 @@ class Connection(UserClient):
 
     async def names(self) -> AsyncIterator[str]:
         """Yields the names of the namespace's jobs, without reading the jobs."""
-        pages = self.pages(JOBS, self.namespace, metadata_only=True)
-        async for job in self._items(JOBS, pages):
+        async for job in self._items(JOBS, self.pages(JOBS, self.namespace, metadata_only=True)):
             yield str(job["metadata"]["name"])
 
     async def has_job(self, name: str) -> bool:
@@ -103,10 +97,9 @@ class Connection(UserClient):
             return False
         return True
 
-    async def jobs(self, *, everywhere: bool = False, selector: str | None = None) -> AsyncIterator[Object]:
+    def jobs(self, *, everywhere: bool = False, selector: str | None = None) -> AsyncIterator[Object]:
         """Yields the jobs of the namespace, or of all. ``selector`` is a label selector as kubectl takes it."""
-        async for job in self._listed(JOBS, None if everywhere else self.namespace, selector):
-            yield job
+        return self._listed(JOBS, None if everywhere else self.namespace, selector)
 
     async def profiles(self) -> list[Object]:
         """Returns all profiles."""
@@ -143,7 +136,10 @@ class Connection(UserClient):
 
     async def edit(self, name: str, patch: Object, *, namespace: str | None = None) -> Object:
         """Merges ``patch`` into the job and returns it. Raises Conflict if it names an outdated resourceVersion."""
-        return await self.merge(namespace or self.namespace, name, patch)
+        manager = [("fieldManager", _FIELD_MANAGER)]
+        return await self._call(
+            Request("patch", JOBS, namespace or self.namespace, name, query=manager, body=patch)
+        )
 
     async def remove(self, kind: ResourceKind, found: Object) -> None:
         """Deletes the object. Does nothing if it is gone."""
@@ -152,12 +148,12 @@ class Connection(UserClient):
             kind, metadata.get("namespace"), metadata["name"], uid=metadata["uid"], foreground=False
         )
 
-    async def _listed(
+    def _listed(
         self, kind: ResourceKind, namespace: str | None, selector: str | None = None
     ) -> AsyncIterator[Object]:
         """Yields objects page by page: ten thousand jobs have more bytes than the client takes at once."""
-        async for item in self._items(kind, self.selected(kind, namespace, selector)):
-            yield item
+        selectors = [("labelSelector", selector)] if selector else []
+        return self._items(kind, self._pages(kind, namespace, selectors))
 
     async def _items(
         self, kind: ResourceKind, pages: AsyncIterator[Sequence[Object]]
@@ -225,11 +221,42 @@ class Connection(UserClient):
             else:
                 return
 
+    async def lines(self, path: str, query: Query, silence: float | None) -> AsyncIterator[bytes]:
+        """Yields the response to one GET by line, without line ends; a longer line than 8 MiB in parts.
+
+        Raises ClusterError, also after ``silence`` seconds without a byte. None: there is no such limit.
+        """
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=silence)
+        answer: aiohttp.ClientResponse | None = None
+        try:
+            answer = await self._open("GET", path, query, timeout, headers={"Accept": "*/*"})
+            if answer.status >= 400:
+                raise error_from(answer.status, f"GET {path}", await answer.read())
+            # aiohttp's readline rejects lines above 2 MiB, and an object in a watch may be larger.
+            rest = bytearray()
+            async for chunk in answer.content.iter_any():
+                rest += chunk
+                if b"\n" in chunk:
+                    *whole, last = rest.split(b"\n")
+                    for line in whole:
+                        yield bytes(line)
+                    rest = last
+                elif len(rest) > _LINE_BYTES:
+                    yield bytes(rest)
+                    rest = bytearray()
+            if rest:
+                yield bytes(rest)
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise Unavailable(f"GET {path}: {str(error) or 'no response in time'}") from error
+        finally:
+            if answer is not None:
+                answer.close()
+
     async def _renew_credentials(self) -> None:
         if self._new_credentials is not None:
-            self.renew(await self._new_credentials())
+            self._configuration.api_key = (await self._new_credentials()).api_key
 
-    async def _list_and_watch(self, path: str, query: list[tuple[str, str]]) -> AsyncIterator[Objects]:
+    async def _list_and_watch(self, path: str, query: Query) -> AsyncIterator[Objects]:
         content = b"".join([line async for line in self.lines(path, query, _SILENCE_SECONDS)])
         try:
             listed = json.loads(content)
@@ -268,74 +295,3 @@ def _selection(name: str | None, labels: Mapping[str, str] | None) -> list[tuple
     if labels:
         query.append(("labelSelector", ",".join(f"{key}={value}" for key, value in sorted(labels.items()))))
     return query
-
-
-@asynccontextmanager
-async def connect(
-    *, path: str | None, context: str | None, namespace: str | None, user: str | None = None
-) -> AsyncIterator[Connection]:
-    """Connects for the duration of one command. Converts every ClusterError inside to a CliError."""
-    connection: Connection | None = None
-
-    async def renew() -> Configuration:
-        return (await user_context(path, context, user)).configuration
-
-    try:
-        found = await user_context(path, context, user)
-        try:
-            connection = Connection(
-                found.configuration,
-                namespace or found.namespace,
-                options=_options(path, found.name, user),
-                renew=renew,
-            )
-        except (OSError, ValueError) as error:
-            raise NoCredentials(
-                f"the certificates that the kubeconfig names cannot be used: {error}"
-            ) from error
-        yield connection
-    except ClusterError as error:
-        _explain(error, connection)
-    finally:
-        if connection is not None:
-            await connection.close()
-
-
-def _options(path: str | None, context: str, user: str | None) -> list[str]:
-    """The options of one command for another, which may run in another folder and after a change of the context."""
-    file = str(Path(path).expanduser().absolute()) if path else None
-    given = {"--kubeconfig": file, "--context": context, "--as": user}
-    return [word for option, value in given.items() if value for word in (option, value)]
-
-
-def _explain(error: ClusterError, connection: Connection | None) -> NoReturn:
-    said = one_line(error)
-    if isinstance(error, UnknownContext):
-        raise CliError(said, fix=close_names(error.context, error.known)) from error
-    if isinstance(error, CredentialProgramFailed):
-        raise CliError(
-            said,
-            fix="Log in again, or install that program (GKE: gcloud auth login; gcloud components install "
-            "gke-gcloud-auth-plugin).",
-        ) from error
-    if isinstance(error, NoCredentials) or connection is None:
-        raise CliError(
-            said,
-            fix="Set KUBECONFIG or give --kubeconfig FILE; `make up` starts a local cluster and prints an export line.",
-        ) from error
-    if error.status == 401:
-        raise CliError(
-            f"The cluster at {connection.server} does not accept your credentials.",
-            fix="Log in again (GKE: gcloud container clusters get-credentials CLUSTER), or choose another --context.",
-        ) from error
-    if error.status == 403:
-        raise CliError(
-            said,
-            fix=f"Ask for a role in namespace {connection.namespace} that allows this, or choose another with -n.",
-        ) from error
-    if isinstance(error, Unavailable):
-        raise CliError(
-            f"The cluster at {connection.server} does not respond: {said}",
-            fix="Check that it runs and that KUBECONFIG, --kubeconfig or --context selects the intended cluster.",
-        ) from error
-    raise CliError(said) from error

@@ -52,11 +52,7 @@ def suspend(
 
 
 @cluster_command(INTERVENE)
-def resume(
-    names: Names,
-    *,
-    cluster: ClusterOptions,
-) -> None:
+def resume(names: Names, *, cluster: ClusterOptions) -> None:
     """Resume suspended jobs: a training continues from its last checkpoint. Clears spec.suspend."""
     from finetune_operator.cli.jobs.edit import resume_jobs
 
@@ -81,9 +77,7 @@ def retry(
     """Run failed jobs again from the stage that failed, with new retry budgets. Raises spec.retry.generation."""
     from finetune_operator.cli.jobs.edit import retry_jobs
 
-    cluster.run(
-        lambda connection: retry_jobs(connection, names, from_stage, write=echo),
-    )
+    cluster.run(lambda connection: retry_jobs(connection, names, from_stage, write=echo))
 
 
 @cluster_command(INTERVENE)

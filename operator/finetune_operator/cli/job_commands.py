@@ -43,7 +43,7 @@ def list_jobs(
     cluster.run(
         lambda connection: show_list(
             connection, everywhere=all_namespaces, selector=selector, output=output, write=echo
-        ),
+        )
     )
 
 
@@ -63,11 +63,7 @@ def status(
 
 
 @cluster_command(WHILE)
-def watch(
-    name: Name,
-    *,
-    cluster: ClusterOptions,
-) -> None:
+def watch(name: Name, *, cluster: ClusterOptions) -> None:
     """Follow a job live until it ends. Exit code 0 if it succeeded, 1 if it failed."""
     from rich.console import Console
 
@@ -96,9 +92,7 @@ def wait(
     from finetune_operator.cli.jobs.wait import seconds_of, wait_for
 
     seconds = None if timeout is None else seconds_of(timeout)
-    code = cluster.run(
-        lambda connection: wait_for(connection, names, seconds=seconds, write=echo),
-    )
+    code = cluster.run(lambda connection: wait_for(connection, names, seconds=seconds, write=echo))
     raise typer.Exit(code)
 
 
@@ -129,5 +123,5 @@ def logs(
     cluster.run(
         lambda connection: show_logs(
             connection, name, selection, follow=follow, store=caller_store(), write=echo
-        ),
+        )
     )

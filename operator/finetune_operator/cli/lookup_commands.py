@@ -10,6 +10,7 @@ from finetune_operator.cli.app import AFTER, BEFORE, WHILE, app, echo
 from finetune_operator.cli.options import (
     ClusterOptions,
     ObjectOutput,
+    OperatorNamespace,
     cluster_command,
     complete_names,
     parsed_option,
@@ -30,9 +31,7 @@ def profiles(
     """Show what jobs of the namespace may use: slices and prices, models, data, limits, and whom to ask."""
     from finetune_operator.cli.jobs.profiles import show_profiles
 
-    cluster.run(
-        lambda connection: show_profiles(connection, name, output, echo),
-    )
+    cluster.run(lambda connection: show_profiles(connection, name, output, echo))
 
 
 class DoctorOutput(StrEnum):
@@ -43,9 +42,7 @@ class DoctorOutput(StrEnum):
 
 @cluster_command(BEFORE)
 def doctor(
-    operator_namespace: Annotated[
-        str, typer.Option("--operator-namespace", help="Where the operator runs.", metavar="NS")
-    ] = "finetune-system",
+    operator_namespace: OperatorNamespace = "finetune-system",
     probe: Annotated[
         bool,
         typer.Option(
@@ -65,7 +62,7 @@ def doctor(
     cluster.run(
         lambda connection: examine(
             connection, operator_namespace, probe=probe, as_json=output is not None, write=echo
-        ),
+        )
     )
 
 
@@ -82,8 +79,7 @@ def costs(  # noqa: PLR0917  typer passes options by name
         str, typer.Option("--by", help="namespace, profile, model or label=KEY.", metavar="FIELD")
     ] = "namespace",
     since: Annotated[
-        str,
-        typer.Option("--since", help="First day (UTC): 2026-11-01, or 30d before today.", metavar="DAY"),
+        str, typer.Option("--since", help="First day (UTC): 2026-11-01, or 30d before today.", metavar="DAY")
     ] = "30d",
     until: Annotated[
         str | None,
@@ -100,9 +96,7 @@ def costs(  # noqa: PLR0917  typer passes options by name
             metavar="URI",
         ),
     ] = None,
-    operator_namespace: Annotated[
-        str, typer.Option("--operator-namespace", help="Where the operator runs.", metavar="NS")
-    ] = "finetune-system",
+    operator_namespace: OperatorNamespace = "finetune-system",
     output: Annotated[
         CostsOutput | None,
         typer.Option("--output", "-o", help="Default: a table; wide: hours by capacity; json: exact."),
@@ -123,16 +117,9 @@ def costs(  # noqa: PLR0917  typer passes options by name
     cluster: ClusterOptions,
 ) -> None:
     """Sum chip hours and money, from the operator's ledger, or from the statuses of existing jobs without it."""
-    import asyncio
     from datetime import UTC, datetime
 
-    from finetune_operator.cli.jobs.costs import (
-        CostQuery,
-        day_named,
-        parse_by,
-        show_costs,
-        show_ledger,
-    )
+    from finetune_operator.cli.jobs.costs import CostQuery, day_named, parse_by, show_costs, show_ledger
     from finetune_operator.cli.ledger import ledger_named, ledger_store
 
     today = datetime.now(UTC).date()
@@ -141,11 +128,7 @@ def costs(  # noqa: PLR0917  typer passes options by name
     if last < first:
         raise typer.BadParameter(f"{last} is before --since, {first}.", param_hint="--until")
     query = CostQuery(
-        by=parsed_option("--by", parse_by, by),
-        since=first,
-        until=last,
-        namespace=namespace,
-        output=output,
+        by=parsed_option("--by", parse_by, by), since=first, until=last, namespace=namespace, output=output
     )
     store = ledger_store()
     if ledger is not None:
@@ -153,7 +136,7 @@ def costs(  # noqa: PLR0917  typer passes options by name
         asyncio.run(show_ledger(store, uri, query, echo))
         return
     cluster.run(
-        lambda connection: show_costs(connection, store, operator_namespace, all_namespaces, query, echo),
+        lambda connection: show_costs(connection, store, operator_namespace, all_namespaces, query, echo)
     )
 
 

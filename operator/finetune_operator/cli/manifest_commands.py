@@ -16,6 +16,7 @@ from finetune_operator.cli.options import (
     cluster_command,
     complete_names,
     complete_profiles,
+    member_named,
     parsed_option,
 )
 
@@ -29,23 +30,14 @@ def method_named(text: str) -> "MethodType":
     """Parses the type of a method, ignoring case."""
     from finetune_operator.api import MethodType
 
-    return _named(text, list(MethodType))
+    return member_named(text, list(MethodType))
 
 
 def quantization_named(text: str) -> "Quantization":
     """Parses a quantization of the base model, ignoring case."""
     from finetune_operator.api.method import Quantization
 
-    return _named(text, [each for each in Quantization if each is not Quantization.NONE])
-
-
-def _named[E: StrEnum](text: str, known: list[E]) -> E:
-    from finetune_operator.api import one_of
-
-    found = next((each for each in known if each.lower() == text.lower()), None)
-    if found is None:
-        raise typer.BadParameter(f"unknown value {text!r}{one_of(text, known)}")
-    return found
+    return member_named(text, [each for each in Quantization if each is not Quantization.NONE])
 
 
 @cluster_command(BEFORE)
@@ -218,9 +210,7 @@ def plan(  # noqa: PLR0917
     output: Annotated[
         PlanOutput,
         typer.Option(
-            "--output",
-            "-o",
-            help="json: facts and JobSets; yaml: every JobSet, one document each.",
+            "--output", "-o", help="json: facts and JobSets; yaml: every JobSet, one document each."
         ),
     ] = PlanOutput.TEXT,
     namespace: ManifestNamespace = None,

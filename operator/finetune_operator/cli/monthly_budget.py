@@ -1,13 +1,11 @@
 """The budget of a namespace for a calendar month, as the statuses of its jobs show it. Pure."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from datetime import datetime
-from typing import Any
 
 from finetune_operator.cli import text
 from finetune_operator.ledger.month import Month
-
-type Object = Mapping[str, Any]
+from finetune_operator.objects import Object
 
 
 def budget_text(budget: Object, now: datetime) -> str:
@@ -40,10 +38,15 @@ async def newest_budgets(jobs: AsyncIterator[Object]) -> dict[str, Object]:
     return found
 
 
+def monthly_limit(profile: Object) -> object:
+    """Returns the chip hours that a profile gives each namespace for a month; None if it sets no limit."""
+    return (profile["spec"].get("constraints") or {}).get("chipHoursPerMonth")
+
+
 def known_text(profile: Object, newest: Object | None, now: datetime) -> str:
     """Returns the budget that a profile gives a namespace, with what the newest status shows of its usage; empty if the
     profile gives none."""
-    limit = (profile["spec"].get("constraints") or {}).get("chipHoursPerMonth")
+    limit = monthly_limit(profile)
     if limit is None:
         return ""
     # The limit may have been changed since.

@@ -1,7 +1,7 @@
 """Arguments and options that several commands have, and the connection that they describe."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from inspect import Parameter, Signature, signature
@@ -88,6 +88,9 @@ ManifestFiles = Annotated[
     ),
 ]
 MoreFiles = Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", help="Further manifests.")]
+OperatorNamespace = Annotated[
+    str, typer.Option("--operator-namespace", help="Where the operator runs.", metavar="NS")
+]
 Recursive = Annotated[bool, typer.Option("--recursive", "-R", help="Read the folders below a folder, too.")]
 Kubeconfig = Annotated[
     Path | None, typer.Option("--kubeconfig", help="Default: $KUBECONFIG, ~/.kube/config.", metavar="FILE")
@@ -114,15 +117,21 @@ class ExportName(StrEnum):
     ORBAX = "orbax"
 
 
+def member_named[E: StrEnum](text: str, known: Sequence[E]) -> E:
+    """Returns the member with that value, ignoring case. Raises BadParameter with the most similar one."""
+    from finetune_operator.api import one_of
+
+    found = next((each for each in known if each.lower() == text.lower()), None)
+    if found is None:
+        raise typer.BadParameter(f"unknown value {text!r}{one_of(text, known)}")
+    return found
+
+
 def stage_named(text: str) -> "Stage":
     """Parses the name of a stage, ignoring case."""
     from finetune_contract import Stage
 
-    found = next((stage for stage in Stage if stage.lower() == text.lower()), None)
-    if found is None:
-        names = ", ".join(repr(stage.lower()) for stage in Stage)
-        raise typer.BadParameter(f"{text!r} is not one of {names}.")
-    return found
+    return member_named(text, list(Stage))
 
 
 def parsed_option[T](option: str, parse: Callable[[str], T], value: str) -> T:
@@ -144,7 +153,7 @@ class ClusterOptions:
 
     def run[T](self, command: Callable[["Connection"], Awaitable[T]], *, seconds: float | None = None) -> T:
         """Runs one command against the cluster. Raises TimeoutError after ``seconds``, CliError and what it raises."""
-        from finetune_operator.cli.connection import connect
+        from finetune_operator.cli.connect import connect
 
         async def run() -> T:
             path = str(self.kubeconfig) if self.kubeconfig else None

@@ -2,12 +2,11 @@
 
 import json
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from finetune_operator.cli import text
-
-type Object = Mapping[str, Any]
+from finetune_operator.objects import Object
 
 _INDENT = 4
 _LIST = {"apiVersion": "v1", "kind": "List", "metadata": {"resourceVersion": ""}, "items": []}

@@ -6,11 +6,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from finetune_operator.artifacts.port import ObjectStore
-from finetune_operator.cli.compare import explained_results
 from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.options import ClusterOptions
 from finetune_operator.cli.output_file import save
-from finetune_operator.cli.run_folder import existing_job, run_at
+from finetune_operator.cli.run_folder import existing_job, explained, run_at
 from finetune_operator.results.reader import records_at, records_of_job
 from finetune_operator.results.records import RunRecords
 from finetune_operator.results.report.build import report_of
@@ -27,7 +26,7 @@ def read_report(name: str | None, uri: str | None, cluster: ClusterOptions, stor
         BadParameter: the URI is none of a run folder.
         CliError: there is no such job or folder, or cluster or store do not return it.
     """
-    with explained_results():
+    with explained():
         if name is None:
             assert uri is not None, "one of them is given"
             records = asyncio.run(records_at(run_at(uri).folder.uri, store, whole=True))
@@ -39,13 +38,6 @@ def read_report(name: str | None, uri: str | None, cluster: ClusterOptions, stor
 async def records_by_name(name: str, connection: Connection, store: ObjectStore) -> RunRecords:
     """Returns the records of a live job. Raises CliError, ClusterError and StorageError."""
     return await records_of_job(await existing_job(connection, name), store, whole=True)
-
-
-def page_of(report: Report) -> str:
-    """Returns the report as HTML."""
-    from finetune_operator.cli.report_page import report_page
-
-    return report_page(report)
 
 
 def file_of(name: str | None, uri: str | None) -> Path:

@@ -9,21 +9,19 @@ from finetune_operator.cli.app import AFTER, echo
 from finetune_operator.cli.options import (
     ClusterOptions,
     ExportName,
+    NamesOrAll,
     cluster_command,
     complete_names,
 )
 
 JobName = Annotated[
-    str | None,
-    typer.Argument(metavar="NAME", help="Name of the FineTuneJob.", autocompletion=complete_names),
+    str | None, typer.Argument(metavar="NAME", help="Name of the FineTuneJob.", autocompletion=complete_names)
 ]
 RunUri = Annotated[
-    str | None,
-    typer.Option("--run", help="Run folder of a deleted job, instead of NAME.", metavar="URI"),
+    str | None, typer.Option("--run", help="Run folder of a deleted job, instead of NAME.", metavar="URI")
 ]
 What = Annotated[
-    ExportName | None,
-    typer.Option("--what", help="Default: the model, or else what the job exported."),
+    ExportName | None, typer.Option("--what", help="Default: the model, or else what the job exported.")
 ]
 
 
@@ -41,16 +39,17 @@ def report(
 ) -> None:
     """Write one HTML page about a job, in any state: curves, time and cost, data, answers, attempts, files."""
     from finetune_operator.cli.output_file import refuse_existing, require_pages
-    from finetune_operator.cli.report import STDOUT, file_of, page_of, read_report, write_page
+    from finetune_operator.cli.report import STDOUT, file_of, read_report, write_page
     from finetune_operator.cli.run_folder import caller_store, require_one
 
     require_one(name, run)
     require_pages()
+    from finetune_operator.cli.report_page import report_page
+
     file = output or file_of(name, run)
     if file != STDOUT and not force:
         refuse_existing(file)
-    page = page_of(read_report(name, run, cluster, caller_store()))
-    write_page(page, file, force=force)
+    write_page(report_page(read_report(name, run, cluster, caller_store())), file, force=force)
     if file != STDOUT:
         echo(str(file))
 
@@ -100,10 +99,7 @@ def download(
 
 @cluster_command(AFTER)
 def tensorboard(
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="NAME", help="Names of FineTuneJobs.", autocompletion=complete_names),
-    ] = None,
+    names: NamesOrAll = None,
     port: Annotated[
         int | None, typer.Option("--port", help="Default: TensorBoard's, 6006.", min=0, max=65535)
     ] = None,

@@ -9,10 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import typer
-from pydantic import TypeAdapter, ValidationError
 
 from finetune_contract import RunFolder
-from finetune_operator.api.uris import StorageUri
+from finetune_operator.api.uris import is_storage_uri
 from finetune_operator.artifacts.port import (
     BucketMissing,
     ObjectStore,
@@ -27,6 +26,7 @@ from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.options import ClusterOptions
 from finetune_operator.cluster.port import Object
+from finetune_operator.results.errors import ResultsError
 
 #: Seconds of one call. On a slow line, eight parts of 2 MiB share some 60 kB/s.
 _CALL_SECONDS = 300
@@ -51,8 +51,8 @@ def find_run(name: str | None, uri: str | None, cluster: ClusterOptions) -> JobR
 
 
 def require_one(name: str | None, uri: str | None) -> None:
-    """Raises BadParameter unless either a job or a run folder is given."""
-    if (name is None) == (uri is None):
+    """Raises BadParameter unless either a job or a run folder is given, and named."""
+    if (name is None) == (uri is None) or not (name or uri):
         raise typer.BadParameter(
             "give either the NAME of a job or --run URI, the run folder of a deleted one."
         )
@@ -109,10 +109,7 @@ def run_at(uri: str) -> JobRun:
 
 
 def _folder(uri: str) -> RunFolder | None:
-    try:
-        return RunFolder(TypeAdapter(StorageUri).validate_python(uri.rstrip("/")))
-    except ValidationError:
-        return None
+    return RunFolder(uri.rstrip("/")) if is_storage_uri(uri.rstrip("/")) else None
 
 
 def caller_store() -> ObjectStore:
@@ -124,11 +121,13 @@ def caller_store() -> ObjectStore:
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Converts a StorageError inside to a CliError with one remedy."""
+    """Converts a StorageError or ResultsError inside to a CliError with one remedy."""
     try:
         yield
     except StorageError as error:
         raise explanation(error) from error
+    except ResultsError as error:
+        raise CliError(text.one_line(error.message), fix=error.fix) from error
 
 
 def explanation(error: StorageError) -> CliError:

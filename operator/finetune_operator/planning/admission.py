@@ -22,7 +22,7 @@ from finetune_operator.planning.defaulted import (
     profile_spec,
 )
 from finetune_operator.planning.defaults import BUILT_IN, CONSTRAINT_MODE
-from finetune_operator.planning.errors import Refused, naming_contact, with_contact
+from finetune_operator.planning.errors import Refused, invalid_spec, naming_contact, with_contact
 from finetune_operator.planning.merge import merge
 from finetune_operator.planning.plan import IDENTITY, Findings, Plan
 from finetune_operator.planning.plan_builder import Draft, make_plan
@@ -107,9 +107,7 @@ def admit(
         _check_overrides(parsed)
         _refuse_unsuitable_overrides(job_spec(merged))
     if source_name(merged) == parsed.metadata.name:
-        raise Refused(
-            Reason.INVALID_SPEC, "spec.model.fromJob.name is the job's own name. Name the job to start from."
-        )
+        raise invalid_spec("spec.model.fromJob.name is the job's own name. Name the job to start from.")
     whole = with_source_model(with_chat_template(merged, template), source)
     with naming_contact(profile.document):
         broken = policy_problems(
@@ -267,27 +265,25 @@ def _parsed(job: Object) -> FineTuneJob:
     try:
         return parse_job(job)
     except InvalidObject as error:
-        raise Refused(Reason.INVALID_SPEC, str(error)) from error
+        raise invalid_spec(str(error)) from error
 
 
 def _check_overrides(job: FineTuneJob) -> None:
     if faults := [str(fault) for fault in override_faults(job.spec.engine_overrides or {})]:
-        raise Refused(Reason.INVALID_SPEC, " ".join(faults))
+        raise invalid_spec(" ".join(faults))
 
 
 def _refuse_unsuitable_overrides(spec: DefaultedJobSpec) -> None:
     """Raises Refused for overrides that do not suit the method. Only at admission: a running job continues."""
     given, method = spec.engine_overrides or {}, spec.method.type
     if given.get("num_vocab_tiling", "1").lstrip("+") != "1" and method in PREFERENCE_TYPES:
-        raise Refused(
-            Reason.INVALID_SPEC,
+        raise invalid_spec(
             f"spec.engineOverrides.num_vocab_tiling: {method} needs whole logits, which a model with "
             "tiles does not return. Remove it.",
         )
     idle = sorted(name for name in given if name.startswith("adam_"))
     if idle and spec.hyperparameters.optimizer is Optimizer.SGD:
-        raise Refused(
-            Reason.INVALID_SPEC,
+        raise invalid_spec(
             f"spec.engineOverrides.{idle[0]}: SGD does not read it. Remove it, or use AdamW.",
         )
 

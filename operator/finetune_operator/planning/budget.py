@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 
-from finetune_operator.api import Reason
 from finetune_operator.api.policies import Budget, OnExhausted
-from finetune_operator.planning.errors import Refused
+from finetune_operator.planning.errors import invalid_spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +46,7 @@ def resolve_budget(
     """
     own = budget or Budget()
     if own.on_exhausted is not None and own.max_chip_hours is None and own.max_cost is None:
-        raise Refused(
-            Reason.INVALID_SPEC,
+        raise invalid_spec(
             "spec.budget limits nothing: set maxChipHours or maxCost, or leave budget out.",
         )
     fails = own.on_exhausted is OnExhausted.FAIL
@@ -62,8 +60,7 @@ def resolve_budget(
     cost = None
     if own.max_cost is not None:
         if price is None:
-            raise Refused(
-                Reason.INVALID_SPEC,
+            raise invalid_spec(
                 f'spec.budget.maxCost: profile "{profile_name}" has no chipHourPrice for this slice, so money '
                 "cannot be counted: use maxChipHours.",
             )

@@ -65,7 +65,7 @@ def considered_slices(job: Object, stored: StoredPlan, plan: Plan) -> Sequence[C
                 shape=offer.shape,
                 flavor=offer.flavor.name,
                 capacity=offer.capacity,
-                hourly_price=_price(offer, resources.slices),
+                hourly_price=_price(offer.flavor.chip_hour_price, offer.shape.chips * resources.slices),
                 chosen=key == taken and own,
                 next=tried.get(key) if fault(offer) is None else None,
                 why=why,
@@ -76,12 +76,11 @@ def considered_slices(job: Object, stored: StoredPlan, plan: Plan) -> Sequence[C
 
 
 def _named(plan: Plan) -> ConsideredSlice:
-    price = plan.placement.chip_hour_price
     return ConsideredSlice(
         shape=plan.placement.shape,
         flavor=plan.placement.flavor,
         capacity=plan.placement.capacity,
-        hourly_price=None if price is None else exact(price) * plan.chips,
+        hourly_price=_price(plan.placement.chip_hour_price, plan.chips),
         chosen=True,
         why="named in spec.resources: no other slice is considered",
     )
@@ -107,6 +106,5 @@ def _without_slice(flavor: DefaultedFlavor, resources: DefaultedResources) -> Co
     )
 
 
-def _price(offer: SliceOffer, slices: int) -> Decimal | None:
-    price = offer.flavor.chip_hour_price
-    return None if price is None else exact(price) * offer.shape.chips * slices
+def _price(chip_hour: float | None, chips: int) -> Decimal | None:
+    return None if chip_hour is None else exact(chip_hour) * chips

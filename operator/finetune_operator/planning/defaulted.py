@@ -51,7 +51,7 @@ from finetune_operator.api.profile_policy import (
 )
 from finetune_operator.objects import Object
 from finetune_operator.planning import defaults
-from finetune_operator.planning.errors import Refused
+from finetune_operator.planning.errors import Refused, invalid_spec
 
 
 class DefaultedResources(Resources):
@@ -251,8 +251,7 @@ def job_spec(merged: Object) -> DefaultedJobSpec:
     try:
         return parse_merged(DefaultedJobSpec, merged)
     except InvalidObject as error:
-        raise Refused(
-            Reason.INVALID_SPEC,
+        raise invalid_spec(
             f"spec.{error.path}: {error.message}. The job was stored under another version of the API: correct the "
             "field, or create the job again.",
         ) from error

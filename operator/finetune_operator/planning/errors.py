@@ -19,6 +19,11 @@ class Refused(Exception):
         self.message = message
 
 
+def invalid_spec(message: str) -> Refused:
+    """Returns the refusal of a job that could run under no profile."""
+    return Refused(Reason.INVALID_SPEC, message)
+
+
 def with_contact(refused: Refused, owner: object) -> Refused:
     """Returns the refusal with a contact appended. ``owner`` is that of the profile's spec; None if it names none."""
     stop = "" if refused.message.endswith((".", "?")) else "."

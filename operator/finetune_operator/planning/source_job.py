@@ -4,17 +4,14 @@ Its location follows from the run folder that the operator gave the other job. T
 job's own account can write, only proves that the model exists.
 """
 
-from pydantic import TypeAdapter, ValidationError
-
 from finetune_contract import RunFolder
 from finetune_operator.api import Reason
-from finetune_operator.api.uris import StorageUri
+from finetune_operator.api.uris import is_storage_uri
 from finetune_operator.objects import Object
 from finetune_operator.planning.errors import Refused
 from finetune_operator.planning.merge import lookup
 
 _PATH = "spec.model.fromJob"
-_URI: TypeAdapter[str] = TypeAdapter(StorageUri)
 
 
 def source_name(spec: Object) -> str | None:
@@ -93,22 +90,13 @@ def _exported_model(name: str, status: Object) -> Object:
         )
     uri = RunFolder(lookup(status, "resolved.runFolder") or "").model
     found = next((each for each in models if each["uri"] == uri), None)
-    if found is None or not _is_valid_uri(uri):
+    if found is None or not is_storage_uri(uri):
         raise _unusable(
             f'FineTuneJob "{name}" names {models[0]["uri"]!r} as its model, and its run folder has it in {uri!r} '
             "only. Retry it from Export: this job continues when it has succeeded. Or name the model in "
             "spec.model.uri."
         )
     return dict(found)
-
-
-def _is_valid_uri(uri: str) -> bool:
-    """Returns whether ``uri`` is a storage URI that every program reads as the same location."""
-    try:
-        _URI.validate_python(uri)
-    except ValidationError:
-        return False
-    return True
 
 
 def _refuse_other_checkpoint(requested: Object, status: Object, exported: int | None) -> None:

@@ -49,7 +49,7 @@ def programs_folder(plan: Plan) -> str:
 
 def slice_flags(plan: Plan) -> Mapping[str, str]:
     """Returns the compiler variables of a pod of ``slice_pod``; empty under Pathways, whose servers compile."""
-    return compiler_flags(plan.placement, plan.pod.env, pathways=plan.pathways is not None)
+    return compiler_flags(plan.placement.flags, plan.pod.env, pathways=plan.pathways is not None)
 
 
 def slice_affinity(plan: Plan) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from finetune_operator.results.lines import fault_of
+
 #: Name of the manifest in its folder, and bytes of the largest that is read: 20,000 files need some 4 MB.
 MANIFEST = "manifest.json"
 MANIFEST_LIMIT = 8 * 2**20
@@ -55,9 +57,7 @@ class ModelManifest(BaseModel):
         try:
             manifest = cls.model_validate_json(content)
         except ValidationError as error:
-            first = error.errors(include_input=False, include_url=False, include_context=False)[0]
-            place = ".".join(map(str, first["loc"]))
-            raise ManifestError(f"{place}: {first['msg']}" if place else first["msg"]) from None
+            raise ManifestError(fault_of(error)) from None
         _require_safe([each.path for each in manifest.files])
         return manifest
 

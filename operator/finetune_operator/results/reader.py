@@ -33,6 +33,7 @@ from finetune_operator.artifacts.port import (
     ObjectStore,
     ObjectTooLarge,
 )
+from finetune_operator.objects import Object
 from finetune_operator.results.errors import ResultsError
 from finetune_operator.results.lines import RejectedLines, fault_of, parse_lines
 from finetune_operator.results.model_manifest import MANIFEST, MANIFEST_LIMIT, ManifestError, ModelManifest
@@ -40,7 +41,6 @@ from finetune_operator.results.records import (
     MOST_ATTEMPTS,
     AttemptRecords,
     ExportManifest,
-    Object,
     RunRecords,
     lookup,
 )

@@ -4,7 +4,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
 
 from finetune_contract import (
     DataReport,
@@ -19,10 +18,9 @@ from finetune_contract import (
     StageRequest,
     StageResult,
 )
+from finetune_operator.objects import Object
 from finetune_operator.results.model_manifest import ManifestFile
 from finetune_operator.results.training_metrics import TrainingMetrics
-
-type Object = Mapping[str, Any]
 
 #: Number of attempts whose records are read and shown, the newest.
 MOST_ATTEMPTS = 200

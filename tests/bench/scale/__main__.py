@@ -32,13 +32,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from devcluster.kube import Kube
-from devcluster.testing import LocalCluster
 from tests.bench.scale import admissions, faulty, hosts, idle, latency, presence, soak, storm
 from tests.bench.scale.comparison import BACKLOG, BURST, Comparison
 from tests.bench.scale.load import without_controllers
 from tests.bench.scale.present import Present
 from tests.bench.scale.systems import EqualJobSets, FineTuneOperator, KubeflowTrainer, System
 from tests.bench.scale.targets import missed, targets
+from tests.doubles.local_cluster import LocalCluster
 
 _SYSTEMS: Mapping[str, Callable[[LocalCluster, Path], System]] = {
     "ours": FineTuneOperator,

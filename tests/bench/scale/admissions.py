@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from devcluster.kube import Kube, Object
-from devcluster.testing import LocalCluster
 from tests.bench.measure import cpu_seconds
 from tests.bench.scale.comparison import fresh_namespace, names, report
 from tests.bench.scale.load import Run, each, without_controllers
 from tests.bench.scale.measure import settled
 from tests.bench.scale.systems import FineTuneOperator
+from tests.doubles.local_cluster import LocalCluster
 from tests.integration import fake_trainer
 from tests.integration.jobs import condition
 from tests.integration.queues import KUEUE, LOCAL_QUEUE, Team, kueue

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from devcluster.kube import Kube
-from devcluster.testing import LocalCluster
 from tests.bench.scale.load import Run, median_of
 from tests.bench.scale.measure import Phase
 from tests.bench.scale.systems import EqualJobSets, FineTuneOperator, KubeflowTrainer, System
+from tests.doubles.local_cluster import LocalCluster
 
 BACKLOG = "backlog: start → first JobSet"
 BURST = "burst: create → first JobSet"

@@ -12,12 +12,12 @@ from contextlib import suppress
 from itertools import cycle
 
 from devcluster.kube import Kube, Object
-from devcluster.testing import LocalCluster
 from tests.bench.measure import stage_request
 from tests.bench.scale.comparison import fresh_namespace, names, phase_table, report
 from tests.bench.scale.load import Run, completed, jobset_path, median_of
 from tests.bench.scale.measure import Phase, settled
 from tests.bench.scale.systems import JOB_LABEL, FineTuneOperator
+from tests.doubles.local_cluster import LocalCluster
 from tests.integration import fake_trainer
 from tests.integration.jobs import condition_of
 

@@ -13,13 +13,13 @@ from itertools import product
 from pathlib import Path
 
 from devcluster.kube import Kube, Object
-from devcluster.testing import LocalCluster
 from tests.bench.measure import percentile
 from tests.bench.scale.children import add_host, add_job, set_phase
 from tests.bench.scale.comparison import fresh_namespace, names, report
 from tests.bench.scale.load import Run, each
 from tests.bench.scale.measure import Phase, settled
 from tests.bench.scale.systems import FineTuneOperator
+from tests.doubles.local_cluster import LocalCluster
 from tests.integration import fake_trainer
 
 _JOBS = 50

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 from devcluster.kube import Kube, Object
-from devcluster.testing import LocalCluster
 from finetune_contract import Progress, RunFolder
 from tests.bench.measure import cpu_seconds, operator_requests, stage_request
 from tests.bench.scale.children import add_pod, end_pod
@@ -16,6 +15,7 @@ from tests.bench.scale.load import Run, each
 from tests.bench.scale.measure import settled
 from tests.bench.scale.present import Present
 from tests.bench.scale.systems import FineTuneOperator
+from tests.doubles.local_cluster import LocalCluster
 from tests.integration import fake_trainer
 
 #: Jobs that train.

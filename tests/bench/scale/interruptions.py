@@ -9,11 +9,11 @@ from contextlib import suppress
 
 import aiohttp
 
-from devcluster.faultproxy import FaultProxy
 from devcluster.identity import memory
 from devcluster.kube import KubeError, Object
-from devcluster.testing import LocalCluster
 from tests.bench.scale.comparison import report
+from tests.doubles.faultproxy import FaultProxy
+from tests.doubles.local_cluster import LocalCluster
 from tests.integration.warm_operator import LEASE, WarmOperator
 
 _MINUTE_SECONDS = 60.0

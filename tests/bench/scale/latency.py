@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from devcluster.kube import Kube
-from devcluster.testing import LocalCluster
 from tests.bench.__main__ import PROFILE, Run
 from tests.bench.measure import percentile
 from tests.bench.scale.comparison import fresh_namespace, report
+from tests.doubles.local_cluster import LocalCluster
 from tests.integration import fake_trainer
 
 _JOBS = 50

@@ -10,10 +10,10 @@ from typing import Any, Self
 
 from devcluster.identity import memory
 from devcluster.kube import Kube, Object
-from devcluster.testing import LocalCluster
 from tests.bench.measure import cpu_seconds, peak_memory
 from tests.bench.scale.measure import Phase, api_requests
 from tests.bench.scale.systems import System
+from tests.doubles.local_cluster import LocalCluster
 
 _JOBSETS = "/apis/jobset.x-k8s.io/v1alpha2"
 #: Clients that create or complete objects at the same time.

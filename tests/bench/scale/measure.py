@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from prometheus_client.parser import text_string_to_metric_families
 
 from devcluster.kube import Kube
-from devcluster.testing import LocalCluster
 from tests.bench.measure import percentile
+from tests.doubles.local_cluster import LocalCluster
 
 #: Readings, a second apart, at which nothing may be late: finished jobs are due 5 s after a start.
 _PUNCTUAL_READINGS = 6

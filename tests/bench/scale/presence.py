@@ -5,11 +5,11 @@ import statistics
 from collections.abc import Mapping
 
 from devcluster.kube import Kube
-from devcluster.testing import LocalCluster
 from tests.bench.scale.comparison import fresh_namespace, names, phase_table, report
 from tests.bench.scale.load import Run, median_of
 from tests.bench.scale.measure import Phase, settled
 from tests.bench.scale.systems import FineTuneOperator
+from tests.doubles.local_cluster import LocalCluster
 
 #: Seconds for the reconciles that a start causes.
 _SETTLE_SECONDS = 1800

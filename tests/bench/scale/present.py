@@ -17,10 +17,10 @@ from http import HTTPStatus
 import aiohttp
 
 from devcluster.kube import Kube, Object
-from devcluster.testing import LocalCluster
 from tests.bench.scale.children import add_pod
 from tests.bench.scale.load import Run, each
 from tests.bench.scale.systems import FineTuneOperator
+from tests.doubles.local_cluster import LocalCluster
 
 #: One job in so many is live.
 LIVE = 10

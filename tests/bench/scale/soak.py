@@ -1,9 +1,9 @@
 """Jobs that come, run, finish and are deleted, while the operator, its watches and the API server are interrupted.
 
-A proxy (devcluster.faultproxy) stands between the operators and the API server. Watches are cut every minute, and the
-API server is killed every ten minutes. In the first half the leader is interrupted every minute, too: it is killed, and
-every third time stopped for 25 s, longer than its Lease, and continued. In the second half it is left alone, so that
-the growth of its memory is that of one process. The jobs that are left then run to their ends undisturbed.
+A proxy (tests.doubles.faultproxy) stands between the operators and the API server. Watches are cut every minute, and
+the API server is killed every ten minutes. In the first half the leader is interrupted every minute, too: it is killed,
+and every third time stopped for 25 s, longer than its Lease, and continued. In the second half it is left alone, so
+that the growth of its memory is that of one process. The jobs that are left then run to their ends undisturbed.
 
 With several operators, one that is killed is followed by one of another identity, as a pod on another node would be. So
 a standby takes over, once the Lease has expired.
@@ -19,14 +19,14 @@ from pathlib import Path
 
 import aiohttp
 
-from devcluster.faultproxy import FaultProxy
 from devcluster.kube import Kube, KubeError, Object
-from devcluster.testing import LocalCluster
 from tests.bench.measure import percentile
 from tests.bench.scale.comparison import fresh_namespace, report
 from tests.bench.scale.interruptions import Interruptions
 from tests.bench.scale.load import completed, jobset_path
 from tests.bench.scale.systems import FineTuneOperator
+from tests.doubles.faultproxy import FaultProxy
+from tests.doubles.local_cluster import LocalCluster
 from tests.integration import warm_operator
 
 #: Seconds that a stage takes, at least and at most.

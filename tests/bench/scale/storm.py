@@ -5,13 +5,13 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from devcluster.kube import Kube, Object
-from devcluster.testing import LocalCluster
 from tests.bench.measure import operator_requests
 from tests.bench.scale.children import add_pod, fail, pod_path, pod_status
 from tests.bench.scale.comparison import fresh_namespace, names, phase_table, report
 from tests.bench.scale.load import Run, each, median_of
 from tests.bench.scale.measure import Phase, settled
 from tests.bench.scale.systems import FineTuneOperator
+from tests.doubles.local_cluster import LocalCluster
 
 #: JobSets of a job whose first attempt at Train runs.
 _TRAIN = 3

@@ -17,8 +17,8 @@ import yaml
 
 from devcluster.build import go_compiler, go_environment, module_program
 from devcluster.kube import Object
-from devcluster.testing import LocalCluster
 from tests.bench.measure import stage_request
+from tests.doubles.local_cluster import LocalCluster
 from tests.integration import fake_trainer
 from tests.unit.rendering.golden_jobsets import first_jobsets, offline_admission
 

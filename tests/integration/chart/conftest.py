@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from devcluster.testing import LocalCluster
 from finetune_operator.cluster.releases import SERVES
+from tests.doubles.local_cluster import LocalCluster
 from tests.integration import helm as helm_program
 
 CHART = Path(__file__).parents[3] / "charts" / "finetune-operator"

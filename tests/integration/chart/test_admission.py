@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from devcluster.kube import KubeError
-from devcluster.testing import LocalCluster
+from tests.doubles.local_cluster import LocalCluster
 from tests.unit.api.documents import JOB, Document
 
 GROUP = "/apis/tpu-finetune.dev/v1alpha1"

@@ -23,8 +23,8 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from devcluster.testing import LocalCluster
 from finetune_operator.cluster.releases import SERVES
+from tests.doubles.local_cluster import LocalCluster
 from tests.integration import fake_trainer
 from tests.integration.chart.conftest import CHART, CLUSTER_ROLE, Helm
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from devcluster.testing import LocalCluster
 from finetune_operator.cluster.releases import SERVES
+from tests.doubles.local_cluster import LocalCluster
 from tests.integration import fake_trainer
 from tests.integration.chart.conftest import CHART, CLUSTER_ROLE, Helm
 from tests.integration.chart.test_deployment import IMAGE, started

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from devcluster.faultproxy import FaultProxy
-from devcluster.testing import LocalCluster
 from finetune_contract import Stage
 from finetune_operator.runtime.prerequisites import watches
+from tests.doubles.faultproxy import FaultProxy
+from tests.doubles.local_cluster import LocalCluster
 from tests.integration import fake_trainer
 from tests.integration.chart.conftest import CHART, Helm
 from tests.integration.chart.test_deployment import IMAGE, Pod, started

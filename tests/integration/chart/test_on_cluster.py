@@ -5,7 +5,7 @@ import subprocess
 import pytest
 import yaml
 
-from devcluster.testing import LocalCluster
+from tests.doubles.local_cluster import LocalCluster
 from tests.integration import fake_trainer
 from tests.integration.chart.conftest import CHART, Helm, Render
 

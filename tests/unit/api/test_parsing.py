@@ -47,6 +47,20 @@ def test_a_whole_number_may_be_written_as_a_float() -> None:
     assert hyperparameters.epochs == 2
 
 
+@pytest.mark.parametrize("number", [2**53 + 1, -(2**53) - 1, 2**63 - 1])
+@pytest.mark.parametrize("path", ["hyperparameters.seed", "method.type", "model.huggingFace.repo"])
+def test_a_large_integer_is_shown_as_it_is_written(path: str, number: int) -> None:
+    document = job()
+    *above, last = path.split(".")
+    section = document["spec"]
+    for name in above:
+        section = section.setdefault(name, {})
+    section[last] = number
+    with pytest.raises(InvalidObject) as raised:
+        parse_job(document)
+    assert str(number) in next(each.message for each in raised.value.faults if each.path == f"spec.{path}")
+
+
 def test_documents_survive_the_models_unchanged() -> None:
     document = job(cache="Refresh", engineOverrides={"remat_policy": "full"}, suspend=True)
     spec = parse_job(document).spec

@@ -409,9 +409,18 @@ def test_what_the_store_refuses_is_one_line_with_a_fix(
         ("--run", "s3://a/b"),
         ("--run", "gs://a/../b"),
         ("--run", "gs://a/b", "--what", "pickle"),
+        ("",),
+        ("--run", ""),
     ],
 )
 def test_arguments_that_name_no_run_are_refused_with_code_2(arguments: tuple[str, ...]) -> None:
     done = CliRunner().invoke(app, ["download", *arguments])
     assert done.exit_code == 2
     assert "Traceback" not in done.output
+
+
+@pytest.mark.parametrize("command", ["try", "report"])
+def test_an_empty_name_is_refused_by_every_command_on_one_run(command: str) -> None:
+    done = CliRunner().invoke(app, [command, ""])
+    assert done.exit_code == 2
+    assert "give either the NAME" in done.output

@@ -12,11 +12,11 @@ from typer.testing import CliRunner, Result
 from finetune_contract import RunFolder, Stage
 from finetune_operator.artifacts.port import RECORD_LIMIT, StorageDenied
 from finetune_operator.artifacts.shared_store import SharedStore
-from finetune_operator.cli import report as report_module
 from finetune_operator.cli.commands import app
 from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.errors import CliError
-from finetune_operator.cli.report import page_of, records_by_name
+from finetune_operator.cli.report import records_by_name
+from finetune_operator.cli.report_page import report_page
 from tests.pages.hostile import HOSTILE
 from tests.pages.reports import report_hostile
 from tests.unit.cli.fake_api import FakeApi
@@ -114,7 +114,7 @@ async def test_a_job_in_any_phase_has_a_page(
         resolved["runFolder"] = f"file://{tmp_path}/nothing-there"
     await api.put("finetunejobs", document)
     records = await records_by_name("quickstart", connection, SharedStore())
-    found = Page(page_of(reported(records)))
+    found = Page(report_page(reported(records)))
     assert found.unbalanced == []
     assert "missing" in found.sections
     status = document.get("status") or {}
@@ -280,7 +280,7 @@ def test_the_page_of_hostile_records_is_bounded() -> None:
             train=[many] * 40, validation=[many] * 40, remarks=[{"level": "Note", "text": text}] * 500
         )
     )
-    assert len(page_of(reported(records))) < MOST_HOSTILE_BYTES
+    assert len(report_page(reported(records))) < MOST_HOSTILE_BYTES
 
 
 # --- where it is written
@@ -365,7 +365,7 @@ def test_ctrl_c_leaves_no_file(folder: Path, tmp_path: Path, monkeypatch: pytest
         raise KeyboardInterrupt
 
     uri = write_records(folder)
-    monkeypatch.setattr(report_module, "page_of", interrupted)
+    monkeypatch.setattr("finetune_operator.cli.report_page.report_page", interrupted)
     done = report("--run", uri, "-o", tmp_path / "page.html")
     assert done.exit_code == 130
     assert list(tmp_path.iterdir()) == [folder]

@@ -131,6 +131,13 @@ async def test_an_unknown_job_lists_close_names(api: FakeApi, connection: Connec
     assert raised.value.fix == "Did you mean quickstart-2?"
 
 
+async def test_an_empty_name_is_that_of_no_job(api: FakeApi, connection: Connection) -> None:
+    await api.put("finetunejobs", job("running"))
+    with pytest.raises(CliError, match='no FineTuneJob ""') as raised:
+        await connection.job("")
+    assert raised.value.fix == "Available: quickstart."
+
+
 def test_each_thing_that_happened_is_reported_once() -> None:
     chronicle = TransitionPrinter()
     first, second = (list(chronicle.news(job("validating"), NOW)) for _ in range(2))

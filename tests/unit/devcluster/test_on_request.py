@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from devcluster.__main__ import main
-from devcluster.fakenodes import manifest, tpu_pool
 from devcluster.layout import StateFolder
 from devcluster.webhooks import with_url_clients
+from tests.doubles.fakenodes import manifest, tpu_pool
 
 
 def test_webhooks_are_called_on_this_machine_and_trusted_by_our_authority(tmp_path: Path) -> None:

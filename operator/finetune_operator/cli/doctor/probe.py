@@ -57,14 +57,15 @@ def probes(setup: Setup) -> list[Probe]:
 
 def _probe(setup: Setup, profile: Object, stages: Literal["cpu", "tpu"]) -> Probe:
     name, spec, namespace = profile["metadata"]["name"], profile["spec"], setup.namespace
-    storage, images = spec["storage"], spec["images"]
+    storage, images, settings = spec["storage"], spec["images"], spec.get("pod") or {}
     artifacts = Folder(uri=f"{storage['artifacts'].rstrip('/')}/{namespace}")
     cache = Folder(uri=cache_root(spec, namespace))
-    inputs = [folder for each in _readable(spec) if (folder := _folder(each))]
+    readable = ((spec.get("constraints") or {}).get("uris") or {}).get("read") or ()
+    inputs = [folder for each in readable if (folder := _folder(each))]
     read = [*inputs, *([cache] if stages == "tpu" else [])]
     write = [artifacts, *([cache] if stages == "cpu" else [])]
     account = (spec.get("serviceAccounts") or {}).get(stages, "default")
-    added = pod_additions(parse_merged(PodSettings, spec.get("pod") or {}), {})
+    added = pod_additions(parse_merged(PodSettings, settings), {})
     image = images.get("cpu", images["trainer"]) if stages == "cpu" else images["trainer"]
     options = [*(("--read", each.uri) for each in read), *(("--write", each.uri) for each in write)]
     command = ["finetune-stage", "access", *chain(*options)]
@@ -74,13 +75,18 @@ def _probe(setup: Setup, profile: Object, stages: Literal["cpu", "tpu"]) -> Prob
         image=image,
         read=read,
         write=write,
-        pod=_manifest(spec, f"{NAME_PREFIX}{stages}-", namespace)
-        | {"spec": with_choices(added, _pod_spec(spec, account, image, command))},
+        pod={
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                "generateName": f"{NAME_PREFIX}{stages}-",
+                "namespace": namespace,
+                "labels": {**(settings.get("labels") or {}), LABEL: "access"},
+                "annotations": dict(settings.get("annotations") or {}),
+            },
+            "spec": with_choices(added, _pod_spec(spec, account, image, command)),
+        },
     )
-
-
-def _readable(spec: Object) -> Sequence[str]:
-    return ((spec.get("constraints") or {}).get("uris") or {}).get("read") or ()
 
 
 def _folder(pattern: str) -> Folder | None:
@@ -92,20 +98,6 @@ def _folder(pattern: str) -> Folder | None:
     if folder in ("gs:/", "gs:"):
         return None if "*" in pattern else Folder(uri=pattern)
     return Folder(uri=folder, own=pattern == f"{folder}/*")
-
-
-def _manifest(spec: Object, prefix: str, namespace: str) -> dict[str, Any]:
-    settings = spec.get("pod") or {}
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {
-            "generateName": prefix,
-            "namespace": namespace,
-            "labels": {**(settings.get("labels") or {}), LABEL: "access"},
-            "annotations": dict(settings.get("annotations") or {}),
-        },
-    }
 
 
 def _pod_spec(spec: Object, account: str, image: str, command: Sequence[str]) -> dict[str, Any]:

@@ -96,15 +96,16 @@ async def read_setup(connection: Connection, operator_namespace: str) -> Setup:
             return None
 
     namespace = connection.namespace
-    operators, operator_roles, profiles, accounts, queues, quotas, nodes = await asyncio.gather(
-        listed(DEPLOYMENTS, operator_namespace, {"app.kubernetes.io/name": "finetune-operator"}),
-        listed(CLUSTER_ROLES, labels={"app.kubernetes.io/component": "operator"}),
-        listed(PROFILES),
-        listed(SERVICE_ACCOUNTS, namespace),
-        listed(LOCAL_QUEUES, namespace),
-        listed(QUOTAS, namespace),
-        listed(NODES),
-    )
+    lists = {
+        "operators": listed(DEPLOYMENTS, operator_namespace, {"app.kubernetes.io/name": "finetune-operator"}),
+        "operator_roles": listed(CLUSTER_ROLES, labels={"app.kubernetes.io/component": "operator"}),
+        "profiles": listed(PROFILES),
+        "accounts": listed(SERVICE_ACCOUNTS, namespace),
+        "queues": listed(LOCAL_QUEUES, namespace),
+        "quotas": listed(QUOTAS, namespace),
+        "nodes": listed(NODES),
+    }
+    found = dict(zip(lists, await asyncio.gather(*lists.values()), strict=True))
     allowed = await asyncio.gather(*(
         connection.may(right.verb, kind, subresource, everywhere=kind is PROFILES)
         for right, (kind, subresource) in _RIGHTS.items()
@@ -113,12 +114,6 @@ async def read_setup(connection: Connection, operator_namespace: str) -> Setup:
         namespace=namespace,
         operator_namespace=operator_namespace,
         served=served,
-        operators=operators,
-        operator_roles=operator_roles,
-        profiles=profiles,
-        accounts=accounts,
-        queues=queues,
-        quotas=quotas,
-        nodes=nodes,
         rights=dict(zip(_RIGHTS, allowed, strict=True)),
+        **found,
     )

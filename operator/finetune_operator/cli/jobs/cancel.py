@@ -7,7 +7,8 @@ from finetune_operator.cli import status_view
 from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.jobs.edit import Write, name_of
-from finetune_operator.cli.printing import Object, resource_name
+from finetune_operator.cli.printing import resource_name
+from finetune_operator.objects import Object
 
 
 async def jobs_to_cancel(connection: Connection, names: Sequence[str], *, write: Write) -> list[Object]:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date, timedelta
 from decimal import Decimal
-from typing import Any
 
 from finetune_operator.artifacts.port import RecordStore, StorageDenied, StorageError
 from finetune_operator.cli import text
@@ -15,9 +14,9 @@ from finetune_operator.cli.ledger import is_ledger, ledger_errors
 from finetune_operator.cli.printing import json_text, table
 from finetune_operator.cluster.port import DEPLOYMENTS, Rejected
 from finetune_operator.ledger.sums import CostItem, CostSum, item_of, item_of_status, summed
+from finetune_operator.objects import Object
 from finetune_operator.reconcile.ledger_reader import LedgerReader
 
-type Object = Mapping[str, Any]
 type Write = Callable[[str], None]
 
 #: Labels of the chart's Deployment.

@@ -6,8 +6,9 @@ from finetune_contract import Stage
 from finetune_operator.cli import status_view, text
 from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.errors import CliError
-from finetune_operator.cli.printing import Object, resource_name
+from finetune_operator.cli.printing import resource_name
 from finetune_operator.cluster.port import ClusterError, Conflict
+from finetune_operator.objects import Object
 
 type Write = Callable[[str], None]
 

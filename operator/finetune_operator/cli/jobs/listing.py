@@ -5,7 +5,8 @@ from datetime import UTC, datetime
 
 from finetune_operator.cli import status_view, text
 from finetune_operator.cli.connection import Connection
-from finetune_operator.cli.printing import Object, item_text, list_text, object_text, table
+from finetune_operator.cli.printing import item_text, list_text, object_text, table
+from finetune_operator.objects import Object
 
 _COLUMNS = ("NAME", "PHASE", "STAGE", "STEP", "ETA", "COST", "AGE")
 _WIDE = ("TPU", "MODEL", "SUMMARY")

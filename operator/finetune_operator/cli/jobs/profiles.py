@@ -11,9 +11,10 @@ from finetune_operator.api.conditions import stored_condition
 from finetune_operator.cli import text
 from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.errors import CliError, close_names
-from finetune_operator.cli.monthly_budget import known_text, newest_budgets
-from finetune_operator.cli.printing import Object, object_text
+from finetune_operator.cli.monthly_budget import known_text, monthly_limit, newest_budgets
+from finetune_operator.cli.printing import object_text
 from finetune_operator.cluster.port import Rejected
+from finetune_operator.objects import Object
 from finetune_operator.planning import Refused, default_profile, serves
 
 _LABEL = 10
@@ -49,7 +50,9 @@ async def show_profiles(
 
 async def _budgets(connection: Connection, profiles: Sequence[Object]) -> dict[str, str]:
     """Returns what is left of the budget that each profile gives the namespace, by the statuses of its jobs."""
-    limited = [each for each in profiles if serves(each, connection.namespace) and _monthly(each) is not None]
+    limited = [
+        each for each in profiles if serves(each, connection.namespace) and monthly_limit(each) is not None
+    ]
     if not limited:
         return {}
     try:
@@ -61,10 +64,6 @@ async def _budgets(connection: Connection, profiles: Sequence[Object]) -> dict[s
     now = datetime.now(UTC)
     names = {each["metadata"]["name"]: each for each in limited}
     return {name: known_text(each, newest.get(name), now) for name, each in names.items()}
-
-
-def _monthly(profile: Object) -> object:
-    return (profile["spec"].get("constraints") or {}).get("chipHoursPerMonth")
 
 
 def profile_lines(

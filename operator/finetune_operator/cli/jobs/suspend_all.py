@@ -12,8 +12,8 @@ from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.jobs.cancel import running_stage
 from finetune_operator.cli.jobs.edit import Write
-from finetune_operator.cli.printing import Object
 from finetune_operator.cluster.port import ClusterError, NotFound
+from finetune_operator.objects import Object
 
 #: Edits at the same time.
 _AT_ONCE = 16

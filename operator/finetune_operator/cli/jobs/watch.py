@@ -7,7 +7,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from finetune_operator.cli import stage_progress, status_view, text
+from finetune_operator.cli import stage_view, status_view, text
 from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cluster.port import JOBS, Object
@@ -130,23 +130,23 @@ class TransitionPrinter:
             yield f"▶ {name:<10}{again}".rstrip()
             return
         spent = text.elapsed(stage.get("startTime"), stage.get("completionTime"), at)
-        notes = "  ".join(status_view.stage_notes(stage, status))
+        notes = "  ".join(stage_view.stage_notes(stage, status))
         if phase == "Skipped" and not notes:
             return
         took = text.duration(spent.total_seconds()) if spent else ""
-        yield f"{status_view.mark(phase)} {name:<10}{took:<12}{notes}".rstrip()
+        yield f"{stage_view.mark(phase)[0]} {name:<10}{took:<12}{notes}".rstrip()
 
     def _activity(self, stage: Object) -> Iterator[str]:
         """Yields a line for each new activity of a running stage, and whenever a quarter more of it is done."""
-        progress = stage_progress.running(stage)
+        progress = stage_view.running(stage)
         if not progress:
             return
         doing = text.one_line(progress.get("doing") or "")
-        share = stage_progress.share(progress)
+        share = stage_view.share(progress)
         began = self._new("activity", f"{stage.get('name')} {progress.get('since')} {doing}")
         if began or share - self._share >= _SHARE:
             self._share = share
-            yield f"  {'':<10}{'  '.join((*stage_progress.counts(progress), doing))}"
+            yield f"  {'':<10}{'  '.join((*stage_view.counts(progress), doing))}"
 
     def _progress(self, status: Object) -> Iterator[str]:
         progress = status.get("progress") or {}
@@ -157,7 +157,7 @@ class TransitionPrinter:
         # A lower percentage, after a resume from an earlier checkpoint, is printed, too.
         if percent < self._percent or percent - self._percent >= _STRIDE:
             self._percent = percent
-            yield f"  {'':<10}{'  '.join(status_view.progress_notes(status, running=True))}"
+            yield f"  {'':<10}{'  '.join(stage_view.progress_notes(status, running=True))}"
 
     def _new(self, key: str, value: str) -> bool:
         changed = self._printed.get(key) != value

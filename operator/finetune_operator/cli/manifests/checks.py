@@ -10,15 +10,9 @@ from typing import Any
 
 from finetune_operator.api import Reason
 from finetune_operator.cli.errors import CliError
-from finetune_operator.cli.manifests.files import (
-    ManifestSet,
-    Object,
-    is_stdin,
-    of_kind,
-    read_manifests,
-    skipped,
-)
+from finetune_operator.cli.manifests.files import ManifestSet, is_stdin, of_kind, read_manifests, skipped
 from finetune_operator.cli.manifests.validate import NONE_OF_OURS, USE_API_VERSION, Manifest
+from finetune_operator.objects import Object
 from finetune_operator.planning import (
     Admission,
     Plan,

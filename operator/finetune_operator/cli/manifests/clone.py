@@ -1,14 +1,12 @@
 """The manifest of a job that is like another one. Pure."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import count
-from typing import Any
 
 from finetune_operator.api import API_VERSION
 from finetune_operator.cli.manifests.new_job import with_suffix
-
-type Object = Mapping[str, Any]
+from finetune_operator.objects import Object
 
 #: Members of a spec that say what happens to one job, now or once, or that name its own run folder.
 _OF_ONE_JOB = ("suspend", "cancel", "retry", "resumeFrom")

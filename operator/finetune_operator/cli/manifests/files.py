@@ -5,13 +5,11 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from finetune_operator.api import GROUP
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.manifests.validate import Manifest, Problem, checked_objects
-
-type Object = Mapping[str, Any]
+from finetune_operator.objects import Object
 
 #: Of the files in a folder, those with another extension are left out.
 EXTENSIONS = (".json", ".yaml", ".yml")

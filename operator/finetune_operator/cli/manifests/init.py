@@ -12,7 +12,6 @@ from finetune_operator.cli.errors import WRONG_ARGUMENT, CliError
 from finetune_operator.cli.manifests.clone import cloned, next_names
 from finetune_operator.cli.manifests.new_job import (
     NewJob,
-    Object,
     dataset_source,
     faults,
     manifest_text,
@@ -21,6 +20,7 @@ from finetune_operator.cli.manifests.new_job import (
 )
 from finetune_operator.cli.questions import Questions
 from finetune_operator.cli.yaml_text import yaml_text
+from finetune_operator.objects import Object
 
 if TYPE_CHECKING:
     from finetune_operator.cli.connection import Connection

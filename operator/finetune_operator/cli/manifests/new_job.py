@@ -1,9 +1,8 @@
 """The manifest of a new job, from a few answers. Pure."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from finetune_contract import METHODS as EVALUATED
 from finetune_operator.api import API_VERSION, MethodType
@@ -11,9 +10,8 @@ from finetune_operator.api.job import MAX_NAME_LENGTH
 from finetune_operator.api.method import Quantization
 from finetune_operator.cli.manifests.validate import validate_text
 from finetune_operator.cli.yaml_text import yaml_text
+from finetune_operator.objects import Object
 from finetune_operator.planning.defaults import BUILT_IN, LORA, METHODS
-
-type Object = Mapping[str, Any]
 
 _HUB = "hf://"
 #: Ends of file names that no repository of the Hugging Face Hub has in practice: such an address is a local file.

@@ -1,5 +1,6 @@
 """A job's plan for programs: ``finetune plan -o json``. docs/command-line.md describes the fields."""
 
+from dataclasses import fields
 from typing import Any
 
 from pydantic.alias_generators import to_camel
@@ -8,6 +9,7 @@ from finetune_operator.api import exact
 from finetune_operator.cli.manifests.plan_report import PlanReport
 from finetune_operator.planning import Plan
 from finetune_operator.planning.considered import ConsideredSlice
+from finetune_operator.planning.estimate.step_memory import StepMemory
 from finetune_operator.planning.estimate.training_memory import (
     HIGHEST_ERROR,
     LOWEST_ERROR,
@@ -55,7 +57,7 @@ def facts(report: PlanReport) -> dict[str, Any]:
         "memory": {
             "source": plan.memory.source if plan.memory else "Off",
             "candidates": [each.slice.name for each in plan.memory.candidates] if plan.memory else [],
-            "perDevice": _memory(report.chosen_memory),
+            "perDevice": _memory(report.memory_on(shape)),
         },
         "hostMemory": {} if (most := largest_piece(plan)) is None else {"largestPiece": most},
         "chatTemplate": plan.data.chat_template,
@@ -109,12 +111,7 @@ def _memory(memory: TrainingMemory | None) -> dict[str, Any] | None:
     parts = memory.parts
     return {
         "state": memory.state,
-        "parameters": parts and parts.parameters,
-        "reference": parts and parts.reference,
-        "optimizer": parts and parts.optimizer,
-        "gradients": parts and parts.gradients,
-        "activations": parts and parts.activations,
-        "logits": parts and parts.logits,
+        **{each.name: parts and getattr(parts, each.name) for each in fields(StepMemory)},
         "peak": parts and parts.peak,
         "usable": memory.usable,
         "headroom": memory.headroom,
@@ -126,7 +123,7 @@ def _memory(memory: TrainingMemory | None) -> dict[str, Any] | None:
 
 def _considered(each: ConsideredSlice, report: PlanReport) -> dict[str, Any]:
     shape = each.shape
-    memory = report.memory.get((shape.family, shape.topology)) if shape else None
+    memory = report.memory_on(shape)
     return {
         "tpu": shape.name if shape else None,
         "topology": shape.topology if shape else None,

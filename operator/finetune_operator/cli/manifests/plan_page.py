@@ -1,18 +1,18 @@
 """A job's plan for a person: the page of ``finetune plan``."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 
-from finetune_contract import DatasetSpec, MethodSpec, ModelSource, PreferenceMethod
+from finetune_contract import DatasetSpec, MethodSpec, PreferenceMethod, Stage
 from finetune_operator.api import MethodType, exact, options_of
 from finetune_operator.cli.manifests.plan_facts import queues_of
 from finetune_operator.cli.manifests.plan_report import PlanReport
-from finetune_operator.cli.printing import Object
 from finetune_operator.cli.text import count, duration, money, plain, size
+from finetune_operator.objects import Object
 from finetune_operator.planning import Plan
 from finetune_operator.planning.estimate.past_runs import DAYS
 from finetune_operator.planning.estimate.training_memory import MEDIAN_ERROR, TrainingMemory
-from finetune_operator.planning.slices.pathways import Pathways
 from finetune_operator.planning.stages import STAGES
 from finetune_operator.rendering import KNOWN_LATER_ANNOTATION
 from finetune_operator.rendering.memory import largest_piece
@@ -27,69 +27,66 @@ _TEMPLATE_LINES = 24
 
 def page(report: PlanReport) -> Iterator[str]:
     """Yields the lines of a job's plan for a person."""
-    plan, jobsets = report.plan, report.job.jobsets
-    shape, mesh, numbers = plan.placement.shape, plan.mesh, plan.hyperparameters
+    plan, shape = report.plan, report.plan.placement.shape
+    on_tpu = f"{_slices(plan)}{shape.name} {shape.topology}"
     yield f"{plan.job.name}, with profile {plan.profile_name}"
     yield ""
-    on_tpu = f"{_slices(plan)}{shape.name} {shape.topology}"
-    for stage, jobset in zip(plan.stages, jobsets, strict=True):
+    for stage, jobset in zip(plan.stages, report.job.jobsets, strict=True):
         where = on_tpu if stage.on_tpu else "CPU"
         name = jobset["metadata"]["name"]
         yield f"  {stage.value:<10} {where:<{max(12, len(on_tpu))}} {name:<36} {STAGES[stage].description}"
     yield ""
-    yield _row(
-        "TPU",
-        f"{plan.chips} chips of {_slices(plan)}{shape.accelerator} {shape.topology}, {_hosts(plan)}, "
-        f"{plan.placement.capacity}",
-    )
-    yield _row("", plan.placement.why)
-    yield from _rows("Considered", _considered(report))
-    yield _row("Controller", _controller(plan))
-    if plan.pathways is not None:
-        for line in _pathways(plan, plan.pathways):
-            yield _row("", line)
-    if queues := " · ".join(f"{name}: {queue}" for name, queue in queues_of(plan).items() if queue):
-        yield _row("Queue", queues)
-    yield _row("Mesh", f"data {mesh.data} x fsdp {mesh.fsdp} x tensor {mesh.tensor}")
-    yield _row(
-        "Batch",
+    for label, values in _facts(report):
+        for number, value in enumerate(values):
+            yield f"{'' if number else label:<12} {value}"
+
+
+def _facts(report: PlanReport) -> Iterator[tuple[str, Iterable[str]]]:
+    """Yields labels and their lines; a label without a line is not shown."""
+    plan = report.plan
+    mesh, numbers, shape = plan.mesh, plan.hyperparameters, plan.placement.shape
+    hosts = shape.hosts * mesh.slices
+    chips = f"{plan.chips} chips of {_slices(plan)}{shape.accelerator} {shape.topology}"
+    where = f"{hosts} host{'s' if hosts > 1 else ''}, {plan.placement.capacity}"
+    yield "TPU", [f"{chips}, {where}", plan.placement.why]
+    yield "Considered", _considered(report)
+    yield "Controller", _controller(plan)
+    queues = " · ".join(f"{name}: {queue}" for name, queue in queues_of(plan).items() if queue)
+    yield "Queue", [queues] if queues else []
+    yield "Mesh", [f"data {mesh.data} x fsdp {mesh.fsdp} x tensor {mesh.tensor}"]
+    batch = (
         f"{numbers.global_batch_size} rows per step over {mesh.devices} devices, "
-        f"up to {plan.data.max_seq_length} tokens each, padded to a width that the TPU's attention kernel accepts",
+        f"up to {plan.data.max_seq_length} tokens each, padded to a width that the TPU's attention kernel accepts"
     )
-    yield _row("Length", _length(report))
-    yield _row("Method", _method(plan))
+    yield "Batch", [batch]
+    yield "Length", [_length(report)]
+    yield "Method", [_method(plan)]
     parameters = f", {count(report.model.parameters)} parameters" if report.model else ""
     by_name = ", as published; --model-config FILE for other sizes" if report.published else ""
-    yield _row("Model", _model(plan) + parameters + by_name)
-    for label, sources in (("Train on", plan.data.train), ("Validate on", plan.data.validation)):
-        for source in sources:
-            yield _row(label, _dataset(source))
+    yield "Model", [_model(plan) + parameters + by_name]
+    yield from (("Train on", [_dataset(source)]) for source in plan.data.train)
+    yield from (("Validate on", [_dataset(source)]) for source in plan.data.validation)
     if split := plan.data.split_from_train:
-        yield _row("Validate on", f"{100 * split.fraction:g} % of the training rows, held back")
-    yield from _rows("Template", _template(plan))
-    yield _row("Checkpoints", _checkpoints(plan))
-    yield _row("Memory", _memory(plan))
-    yield from _rows("Per chip", _memory_parts(report))
-    yield _row("Host memory", _host_memory(report))
-    yield _row("Disk", _disk(report))
-    if tried := plan.smoke:
-        yield _row(
-            "Smoke test", f"{tried.steps} steps on {tried.examples} rows of each source, within Preflight"
-        )
-    yield from _time(report)
-    yield from _rows("Past runs", _past(report))
+        yield "Validate on", [f"{100 * split.fraction:g} % of the training rows, held back"]
+    yield "Template", _template(plan)
+    yield "Checkpoints", [_checkpoints(plan)]
+    yield "Memory", [_memory(plan)]
+    yield "Per chip", _memory_parts(report)
+    yield "Host memory", [_host_memory(report)]
+    yield "Disk", [_disk(report)]
+    if smoke := plan.smoke:
+        yield "Smoke test", [f"{smoke.steps} steps on {smoke.examples} rows of each source, within Preflight"]
+    yield "Time", _time(report)
+    yield "Past runs", _past(report)
     yield from _money(report)
-    yield _row("Run folder", _of_any_uid(plan.run_folder.uri))
-    yield _row("Cache", f"{plan.cache.uri} ({plan.use_cache})")
-    yield _row("Image", plan.image)
-    if plan.cpu_image:
-        yield _row("CPU image", f"{plan.cpu_image} for Convert and Export")
-    later = sorted({note for jobset in jobsets for note in _later(jobset)})
-    if later:
-        yield _row("Known later", "; ".join(later))
-    if report.job.remark:
-        yield _row("Not checked", report.job.remark)
-    yield from _rows("Unknown", (f"{each.what}: {each.learn}" for each in report.unknown))
+    yield "Run folder", [_of_any_uid(plan.run_folder.uri)]
+    yield "Cache", [f"{plan.cache.uri} ({plan.use_cache})"]
+    yield "Image", [plan.image]
+    yield "CPU image", [f"{plan.cpu_image} for Convert and Export"] if plan.cpu_image else []
+    later = sorted({note for jobset in report.job.jobsets for note in _later(jobset)})
+    yield "Known later", ["; ".join(later)] if later else []
+    yield "Not checked", [report.job.remark] if report.job.remark else []
+    yield "Unknown", (f"{each.what}: {each.learn}" for each in report.unknown)
 
 
 def _considered(report: PlanReport) -> Iterator[str]:
@@ -99,13 +96,10 @@ def _considered(report: PlanReport) -> Iterator[str]:
         return
     for each in offered[:_CONSIDERED]:
         name = f"{each.shape.name} {each.shape.topology}" if each.shape else "no slice"
-        price = (
-            "no price"
-            if each.hourly_price is None
-            else f"{money(each.hourly_price)} {report.plan.currency}/h"
-        )
-        shape = each.shape
-        memory = report.memory.get((shape.family, shape.topology)) if shape else None
+        price = "no price"
+        if each.hourly_price is not None:
+            price = f"{money(each.hourly_price)} {report.plan.currency}/h"
+        memory = report.memory_on(each.shape)
         state = f"; {_state(memory)}" if memory else ""
         yield f"{name} ({each.flavor}, {each.capacity}, {price}): {each.why}{state}"
     if len(offered) > _CONSIDERED:
@@ -140,7 +134,7 @@ def _length(report: PlanReport) -> str:
 
 
 def _memory_parts(report: PlanReport) -> Iterator[str]:
-    memory = report.chosen_memory
+    memory = report.memory_on(report.plan.placement.shape)
     if memory is None:
         return
     each = "JAX device" if report.plan.mesh.devices > report.plan.chips else "chip"
@@ -152,46 +146,34 @@ def _memory_parts(report: PlanReport) -> Iterator[str]:
         policy = report.plan.engine_overrides["remat_policy"]
         yield f"{state} of the {usable} of a {each}; the rest is not known with remat policy {policy}"
     else:
-        parts = {
-            "parameters": memory.parts.parameters,
-            "reference model": memory.parts.reference,
-            "optimizer": memory.parts.optimizer,
-            "gradients": memory.parts.gradients,
-            "activations": memory.parts.activations,
-            "logits": memory.parts.logits,
-        }
-        known = ", ".join(f"{name} {size(value)}" for name, value in parts.items() if value)
-        yield f"{size(memory.parts.peak)} of the {usable} of a {each} at the peak, {_headroom(memory)}: {known}"
-        yield f"with {_settings(memory)}; an estimate, in most cases within {MEDIAN_ERROR} % of the compiler"
-
-
-def _settings(memory: TrainingMemory) -> str:
-    offloaded = "the layers' inputs in the host's memory"
-    remat = offloaded if memory.remat == "offload" else f"remat policy {memory.remat}"
-    return f"{remat}, logits in {memory.pieces} pieces" if memory.pieces > 1 else remat
-
-
-def _headroom(memory: TrainingMemory) -> str:
-    if memory.headroom is None:
-        return "headroom unknown"
-    return (
-        f"headroom {size(memory.headroom)}" if memory.headroom >= 0 else f"{size(-memory.headroom)} too much"
-    )
+        names = {"reference": "reference model"}
+        parts = asdict(memory.parts).items()
+        known = ", ".join(f"{names.get(name, name)} {size(value)}" for name, value in parts if value)
+        if memory.headroom is None:
+            headroom = "headroom unknown"
+        elif memory.headroom >= 0:
+            headroom = f"headroom {size(memory.headroom)}"
+        else:
+            headroom = f"{size(-memory.headroom)} too much"
+        yield f"{size(memory.parts.peak)} of the {usable} of a {each} at the peak, {headroom}: {known}"
+        remat = f"remat policy {memory.remat}"
+        if memory.remat == "offload":
+            remat = "the layers' inputs in the host's memory"
+        pieces = f", logits in {memory.pieces} pieces" if memory.pieces > 1 else ""
+        yield f"with {remat}{pieces}; an estimate, in most cases within {MEDIAN_ERROR} % of the compiler"
 
 
 def _time(report: PlanReport) -> Iterator[str]:
     if report.step_seconds is None:
         return
     step = f"at least {_seconds(report.step_seconds)} a step"
-    steps = report.steps
-    if steps is not None and report.training_seconds is not None:
+    if report.steps is not None and report.training_seconds is not None:
         total = f"at least {duration(report.training_seconds)}"
-        step = (
-            f"{total} for {steps.steps:,} steps, {step}"
-            if not steps.at_most
-            else f"{step}, {total} for all of them"
-        )
-    yield _row("Time", f"{step}: the arithmetic at the chips' published rate; training alone")
+        if report.steps.at_most:
+            step = f"{step}, {total} for all of them"
+        else:
+            step = f"{total} for {report.steps.steps:,} steps, {step}"
+    yield f"{step}: the arithmetic at the chips' published rate; training alone"
 
 
 def _past(report: PlanReport) -> Iterator[str]:
@@ -225,23 +207,23 @@ def _seconds(value: float) -> str:
     return f"{value:.2g} s" if value < 10 else duration(value)
 
 
-def _money(report: PlanReport) -> Iterator[str]:
+def _money(report: PlanReport) -> Iterator[tuple[str, Sequence[str]]]:
     plan = report.plan
     if plan.placement.chip_hour_price is not None:
         price = exact(plan.placement.chip_hour_price)
         cost = f"{money(price * plan.chips)} {plan.currency} per hour"
-        yield _row("Price", f"{cost} ({plan.chips} chips x {money(price)})")
+        yield "Price", [f"{cost} ({plan.chips} chips x {money(price)})"]
         if report.chip_hours is not None and report.steps is not None:
             least = f"{report.chip_hours * plan.placement.chip_hour_price:,.2f} {plan.currency}"
             all_steps = " if all steps are needed" if report.steps.at_most else ""
-            yield _row("Cost", f"at least {least}{all_steps}: that time at the profile's chipHourPrice")
+            yield "Cost", [f"at least {least}{all_steps}: that time at the profile's chipHourPrice"]
     ceilings = ((plan.budget.chip_hours, "chip hours"), (plan.budget.cost, plan.currency))
     limits = [f"at most {each.most:.10g} {unit} ({each.path})" for each, unit in ceilings if each is not None]
-    if limits:
-        yield _row("Budget", ", ".join(limits))
+    budget = [", ".join(limits)] if limits else []
     if report.monthly_chip_hours is not None:
         monthly = f"{report.monthly_chip_hours:.10g} chip hours in each month for all jobs of the namespace together"
-        yield _row("" if limits else "Budget", f"{monthly} (constraints.chipHoursPerMonth)")
+        budget.append(f"{monthly} (constraints.chipHoursPerMonth)")
+    yield "Budget", budget
 
 
 def _checkpoints(plan: Plan) -> str:
@@ -255,30 +237,35 @@ def _checkpoints(plan: Plan) -> str:
 
 
 def _host_memory(report: PlanReport) -> str:
-    plan, most = report.plan, largest_piece(report.plan)
-    if all(each.memory_gib is not None for each in report.cpu):
-        return ", ".join(f"{each.stage} {each.memory_gib} GiB" for each in report.cpu)
+    most, pool = largest_piece(report.plan), report.plan.cpu_pool
     need = (
         "Convert and Export need memory for the model's largest piece (a tensor, in most models the embeddings, or one "
         "projection of all experts of a layer)"
     )
     if most is None:
-        return f"{need}, which Preflight reads"
-    limit = f"cpuPool.maxMemory {plan.cpu_pool.max_memory}"
-    return (
-        f"{need}; {limit} is enough for one of {most / 1e9:.2f} billion parameters, and Preflight checks it"
-    )
+        need += ", which Preflight reads"
+    else:
+        limit = f"cpuPool.maxMemory {pool.max_memory}"
+        need += f"; {limit} is enough for one of {most / 1e9:.2f} billion parameters, and Preflight checks it"
+    return _by_stage({each.stage: each.memory_gib for each in report.cpu}, need)
 
 
 def _disk(report: PlanReport) -> str:
-    plan = report.plan
-    if all(each.disk_gib is not None for each in report.cpu):
-        return ", ".join(f"{each.stage} {each.disk_gib} GiB" for each in report.cpu)
+    most = report.plan.cpu_pool.max_ephemeral_storage
     need = "Convert and Export need scratch space for weights and the exported model"
-    if plan.cpu_pool.max_ephemeral_storage is None:
-        return f"{need}, whose sizes Preflight reads"
-    limit = f"cpuPool.maxEphemeralStorage {plan.cpu_pool.max_ephemeral_storage}"
-    return f"{need}; {limit} is the most that each may request, and Preflight checks it"
+    if most is None:
+        need += ", whose sizes Preflight reads"
+    else:
+        limit = f"cpuPool.maxEphemeralStorage {most}"
+        need += f"; {limit} is the most that each may request, and Preflight checks it"
+    return _by_stage({each.stage: each.disk_gib for each in report.cpu}, need)
+
+
+def _by_stage(sizes: Mapping[Stage, int | None], otherwise: str) -> str:
+    """Returns the GiB of each stage if all are known."""
+    if None in sizes.values():
+        return otherwise
+    return ", ".join(f"{stage} {size} GiB" for stage, size in sizes.items())
 
 
 def _memory(plan: Plan) -> str:
@@ -289,31 +276,16 @@ def _memory(plan: Plan) -> str:
     return "Preflight compiles the train step and all other programs of the job for the slice, before one is claimed"
 
 
-def _row(label: str, value: str) -> str:
-    return f"{label:<12} {value}"
-
-
-def _rows(label: str, values: Iterable[str]) -> Iterator[str]:
-    """Yields a row for each value, the first with the label."""
-    return (_row("" if number else label, value) for number, value in enumerate(values))
-
-
-def _hosts(plan: Plan) -> str:
-    hosts = plan.placement.shape.hosts * plan.mesh.slices
-    return f"{hosts} host{'s' if hosts > 1 else ''}"
-
-
 def _slices(plan: Plan) -> str:
     return f"{plan.mesh.slices} x " if plan.mesh.slices > 1 else ""
 
 
-def _controller(plan: Plan) -> str:
-    if plan.pathways is None:
-        return "McJAX: a JAX process on every host"
-    return "Pathways: one JAX process on a CPU node, the head, over all slices"
-
-
-def _pathways(plan: Plan, pathways: Pathways) -> Iterator[str]:
+def _controller(plan: Plan) -> Iterator[str]:
+    pathways = plan.pathways
+    if pathways is None:
+        yield "McJAX: a JAX process on every host"
+        return
+    yield "Pathways: one JAX process on a CPU node, the head, over all slices"
     shape, slices = plan.placement.shape, plan.mesh.slices
     labels = ", ".join(f"{key}={value}" for key, value in pathways.head_node_selector.items())
     node = f"a node with {labels}" if labels else "any node without TPU"
@@ -347,20 +319,15 @@ def _options(method: MethodSpec) -> Iterator[str]:
 
 
 def _model(plan: Plan) -> str:
-    if plan.lineage is None:
-        return _source(plan.model)
-    return f"{_of_any_uid(plan.model.address)}, which FineTuneJob {plan.lineage['name']} exports"
+    if plan.lineage is not None:
+        return f"{_of_any_uid(plan.model.address)}, which FineTuneJob {plan.lineage['name']} exports"
+    hub = plan.model.hugging_face
+    return f"{hub.repo} at {hub.revision}" if hub else plan.model.address
 
 
 def _of_any_uid(uri: str) -> str:
     """Returns a run folder's URI with a placeholder for the uid that the API server assigns."""
     return uri.replace(f"-{UNKNOWN_UID[:8]}", "-<uid>")
-
-
-def _source(source: ModelSource) -> str:
-    if source.hugging_face:
-        return f"{source.hugging_face.repo} at {source.hugging_face.revision}"
-    return source.address
 
 
 def _dataset(source: DatasetSpec) -> str:

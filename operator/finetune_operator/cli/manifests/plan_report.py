@@ -8,6 +8,7 @@ from pathlib import Path
 
 from finetune_contract import ModelIdentity, Stage
 from finetune_operator.api.numbers import decimal
+from finetune_operator.catalog import TpuShape
 from finetune_operator.cli.errors import WRONG_ARGUMENT, CliError
 from finetune_operator.cli.manifests.checks import PlannedJob
 from finetune_operator.cli.text import size
@@ -97,11 +98,9 @@ class PlanReport:
         """Chip hours that all jobs of the namespace together may use in a month; None if the profile sets no limit."""
         return _monthly(self.job)
 
-    @property
-    def chosen_memory(self) -> TrainingMemory | None:
-        """Memory on the planned slice."""
-        shape = self.plan.placement.shape
-        return self.memory.get((shape.family, shape.topology))
+    def memory_on(self, shape: TpuShape | None) -> TrainingMemory | None:
+        """Returns the memory on a slice; None if it is not known."""
+        return self.memory.get((shape.family, shape.topology)) if shape else None
 
     @property
     def training_seconds(self) -> float | None:
@@ -213,17 +212,13 @@ def _unaffordable(
     ]
     for limit, least, unit in limits:
         if limit is not None and least > limit.most:
+            own = limit.path.startswith("spec.")
+            raise_it = f"raise {limit.path}" if own else "ask the profile's owner to raise it"
             yield CliError(
                 f"BudgetTooSmall: training takes at least {decimal(least)}{unit} for {steps.steps:,} steps, "
                 f"and {limit.path} is {decimal(limit.most)}.",
-                fix=f"Train fewer steps, or {_higher(limit)}.",
+                fix=f"Train fewer steps, or {raise_it}.",
             )
-
-
-def _higher(limit: SpendingLimit) -> str:
-    if limit.path.startswith("spec."):
-        return f"raise {limit.path}"
-    return "ask the profile's owner to raise it"
 
 
 def _identity(plan: Plan, model: ModelShape) -> ModelIdentity:

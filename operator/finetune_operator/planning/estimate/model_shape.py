@@ -7,7 +7,7 @@ sizes are of interest. ``tests/trainer/golden/model_sizes.json`` holds both to t
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from finetune_contract import LoraSpec, ModelSizes
@@ -103,14 +103,7 @@ _ARCHITECTURES: Mapping[str, _Architecture] = {
         defaults=_defaults(256_000, 2304, 9216, 26, 8, 4, 256), tied=True, post_norms=True, block_layers=2
     ),
     "Gemma3ForCausalLM": _GEMMA3,
-    "Gemma3ForConditionalGeneration": _Architecture(
-        defaults=_GEMMA3.defaults,
-        tied=True,
-        text_config=True,
-        qk_norm=True,
-        post_norms=True,
-        block_layers=6,
-    ),
+    "Gemma3ForConditionalGeneration": replace(_GEMMA3, text_config=True),
 }  # fmt: skip
 
 

@@ -6,7 +6,7 @@ sizes do not give were fitted to steps compiled by the TPU compiler (``tests/mem
 so that the estimate is rather too high.
 """
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from finetune_contract import LoraSpec, MeshSpec
 from finetune_operator.planning.estimate.activations import block_values, kept_values
@@ -94,14 +94,7 @@ class StepMemory:
 
     @property
     def peak(self) -> int:
-        return (
-            self.parameters
-            + self.reference
-            + self.optimizer
-            + self.gradients
-            + self.activations
-            + self.logits
-        )
+        return sum(astuple(self))
 
 
 def step_memory(step: TrainStep, remat: str, pieces: int) -> StepMemory:

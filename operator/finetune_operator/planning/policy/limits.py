@@ -6,7 +6,7 @@ a slice is claimed.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +58,7 @@ def limit_problems(plan: "Plan", spec: Object) -> Iterator[str]:
     """Yields violated limits, as far as they can be checked before preflight. ``spec`` is the merged spec."""
     for bound in plan.bounds:
         try:
-            value = _NUMBERS[bound.path](plan, spec, None)
+            value = _NUMBERS[bound.path](_Known(plan, spec))
         except _Later:
             if bound.path in _OF_ROWS and plan.data.check != "Full":
                 yield (
@@ -89,9 +89,9 @@ def found_problems(plan: "Plan", findings: "Findings") -> Iterator[str]:
     for bound in plan.bounds if findings.preflight else ():
         number = _NUMBERS[bound.path]
         try:
-            number(plan, _NOTHING, None)
+            number(_Known(plan))
         except _Later:
-            value = number(plan, _NOTHING, findings.preflight)
+            value = number(_Known(plan, found=findings.preflight))
             yield from _beyond(bound, value, "comes to {} by what preflight found")
 
 
@@ -115,71 +115,67 @@ def _apart(number: Decimal, bound: Decimal) -> str:
     return str(number) if Decimal(short) == bound else short
 
 
-# --- effective value of each number, from the plan, the merged spec and preflight's findings; None: not applicable
+# --- effective value of each number
 
-type _Resolve = Callable[["Plan", Object, "PreflightOutcome | None"], Number | None]
 
-_NOTHING: Object = {}
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What a number follows from."""
+
+    plan: "Plan"
+    spec: Object = field(default_factory=dict)
+    """The merged spec."""
+    found: "PreflightOutcome | None" = None
+
+
+type _Resolve = Callable[[_Known], Number | None]
+"""Returns the number; None if it does not apply to the job."""
+
+
+def _attribute(plan: "Plan", path: str) -> Any:
+    """Returns an attribute path of the plan; None if any attribute in it is None."""
+    value: Any = plan
+    for name in path.split("."):
+        value = getattr(value, name) if value is not None else None
+    return value
 
 
 def _of(path: str) -> _Resolve:
-    """Resolves an attribute path of the plan; None if any attribute in it is None."""
-
-    def resolve(plan: "Plan", _spec: Object, _found: "PreflightOutcome | None") -> Number | None:
-        value: Any = plan
-        for name in path.split("."):
-            value = getattr(value, name)
-            if value is None:
-                return None
-        number: Number = value
-        return number
-
-    return resolve
+    return lambda known: _attribute(known.plan, path)
 
 
 def _or_unlimited(path: str) -> _Resolve:
-    inner = _of(path)
-
-    def resolve(plan: "Plan", spec: Object, found: "PreflightOutcome | None") -> Number:
-        value = inner(plan, spec, found)
-        return UNLIMITED if value is None else value
-
-    return resolve
+    return lambda known: UNLIMITED if (value := _attribute(known.plan, path)) is None else value
 
 
 def _of_method(method: MethodType, name: str) -> _Resolve:
     """Resolves an option of the plan's method; None if the job uses another method."""
-
-    def resolve(plan: "Plan", _spec: Object, _found: "PreflightOutcome | None") -> Number | None:
-        number: Number | None = getattr(plan.method, name) if plan.method.type == method else None
-        return number
-
-    return resolve
+    return lambda known: getattr(known.plan.method, name) if known.plan.method.type == method else None
 
 
 def _numbers_of(model: type[BaseModel]) -> Iterator[tuple[str, str]]:
     """Yields each number of a section without subsections: its name in the API, and its attribute."""
     numbers = number_paths(model)
-    for name, field in model.model_fields.items():
-        if field.alias in numbers:
-            yield field.alias, name
+    for name, info in model.model_fields.items():
+        if info.alias in numbers:
+            yield info.alias, name
 
 
 def _written(path: str) -> _Resolve:
     """Resolves a value of the merged spec, for fields that change no plan."""
-    return lambda _plan, spec, _found: lookup(spec, path)
+    return lambda known: lookup(known.spec, path)
 
 
-def _steps(plan: "Plan", _spec: Object, found: "PreflightOutcome | None") -> int:
-    if plan.hyperparameters.steps is not None:
-        return plan.hyperparameters.steps
-    if found is None:
+def _steps(known: _Known) -> int:
+    if known.plan.hyperparameters.steps is not None:
+        return known.plan.hyperparameters.steps
+    if known.found is None:
         raise _Later
-    return found.steps
+    return known.found.steps
 
 
-def _epochs(plan: "Plan", _spec: Object, found: "PreflightOutcome | None") -> Number:
-    numbers = plan.hyperparameters
+def _epochs(known: _Known) -> Number:
+    numbers, found = known.plan.hyperparameters, known.found
     if numbers.steps is None:
         return numbers.epochs if numbers.epochs is not None else 1
     if found is None:
@@ -191,32 +187,31 @@ def _epochs(plan: "Plan", _spec: Object, found: "PreflightOutcome | None") -> Nu
     return Decimal(numbers.steps * numbers.global_batch_size) / total
 
 
-def _warmup_steps(plan: "Plan", spec: Object, found: "PreflightOutcome | None") -> int:
-    numbers, steps = plan.hyperparameters, _steps(plan, spec, found)
+def _warmup_steps(known: _Known) -> int:
+    numbers, steps = known.plan.hyperparameters, _steps(known)
     if numbers.warmup_steps is not None:
         return min(numbers.warmup_steps, steps)
     return max(0, min(math.ceil(round((numbers.warmup_ratio or 0.0) * steps, 9)), steps - 1))
 
 
-def _warmup_ratio(plan: "Plan", spec: Object, found: "PreflightOutcome | None") -> Number:
-    numbers = plan.hyperparameters
+def _warmup_ratio(known: _Known) -> Number:
+    numbers = known.plan.hyperparameters
     if numbers.warmup_ratio is not None:
         return numbers.warmup_ratio
-    steps = _steps(plan, spec, found)
+    steps = _steps(known)
     return Decimal(min(numbers.warmup_steps or 0, steps)) / max(1, steps)
 
 
-def _per_device(plan: "Plan", _spec: Object, _found: "PreflightOutcome | None") -> Number:
-    numbers = plan.hyperparameters
-    return Decimal(numbers.global_batch_size) / (numbers.gradient_accumulation_steps * plan.mesh.devices)
+def _per_device(known: _Known) -> Number:
+    numbers, devices = known.plan.hyperparameters, known.plan.mesh.devices
+    return Decimal(numbers.global_batch_size) / (numbers.gradient_accumulation_steps * devices)
 
 
 def _axis(name: str) -> _Resolve:
     """Resolves a mesh axis. Preflight may choose another mesh by compiling."""
 
-    def resolve(plan: "Plan", _spec: Object, found: "PreflightOutcome | None") -> Number:
-        check = plan.memory
-        mesh = plan.mesh
+    def resolve(known: _Known) -> Number:
+        check, mesh, found = known.plan.memory, known.plan.mesh, known.found
         if check is not None and check.choose_parallelism:
             if found is None:
                 raise _Later

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from finetune_operator.api import Reason
 from finetune_operator.api.data import ChatTemplate
 from finetune_operator.objects import Object
-from finetune_operator.planning.errors import Refused
+from finetune_operator.planning.errors import Refused, invalid_spec
 from finetune_operator.planning.merge import lookup
 from finetune_operator.planning.sections.json_template import InvalidTemplate, as_jinja
 
@@ -44,7 +44,7 @@ def with_chat_template(spec: Object, config_map: Object | None) -> Object:
     try:
         return _with_text(spec, as_jinja(written))
     except InvalidTemplate as error:
-        raise Refused(Reason.INVALID_SPEC, f"{_PATH}.inline {error}.") from error
+        raise invalid_spec(f"{_PATH}.inline {error}.") from error
 
 
 def _held(reference: Object, config_map: Object | None) -> str:
@@ -81,8 +81,7 @@ def template_arguments(template: ChatTemplate | None) -> dict[str, Argument]:
     written = (template and template.arguments) or {}
     for name in written:
         if name in _TAKEN or not name.isidentifier():
-            raise Refused(
-                Reason.INVALID_SPEC,
+            raise invalid_spec(
                 f"spec.datasets.chatTemplate.arguments.{name} is no variable that a job can set in a chat template: "
                 "remove it.",
             )

@@ -3,10 +3,10 @@
 from datetime import date
 
 from finetune_contract import PREFERENCE_TYPES, DatasetSpec, DataSpec, SplitSpec
-from finetune_operator.api import MethodType, Reason
+from finetune_operator.api import MethodType
 from finetune_operator.api.policies import DatasetCheck
 from finetune_operator.planning.defaulted import DefaultedJobSpec
-from finetune_operator.planning.errors import Refused
+from finetune_operator.planning.errors import invalid_spec
 from finetune_operator.planning.sections.chat_template import template_arguments
 from finetune_operator.planning.sections.sources import dataset_source, first_rows
 
@@ -20,15 +20,13 @@ def resolve_data(spec: DefaultedJobSpec, *, length_explicit: bool, created: date
     section, check, kind = spec.datasets, spec.preflight.dataset, spec.method.type
     most_evaluated = spec.evaluation.max_examples
     if check is not DatasetCheck.FULL and spec.hyperparameters.steps is None:
-        raise Refused(
-            Reason.INVALID_SPEC,
+        raise invalid_spec(
             f"spec.preflight.dataset is {check}, so the rows that make up an epoch are not counted: "
             "set spec.hyperparameters.steps, or use Full.",
         )
     packing = kind not in PREFERENCE_TYPES if section.packing is None else section.packing
     if packing and kind in PREFERENCE_TYPES:
-        raise Refused(
-            Reason.INVALID_SPEC,
+        raise invalid_spec(
             f"spec.datasets.packing is true, but {kind} compares whole answers, which are never packed: leave it out.",
         )
     split, template = section.split_from_train, section.chat_template
@@ -65,15 +63,13 @@ def _refuse_format_of_another_method(source: DatasetSpec, kind: MethodType) -> N
     """Raises Refused for a format that the method cannot train on; preflight would only find it in the first row."""
     where = f"{source.path}.format is {source.format}"
     if kind not in PREFERENCE_TYPES and source.format == "Preference":
-        raise Refused(
-            Reason.INVALID_SPEC,
+        raise invalid_spec(
             f"{where}, but {kind} does not learn from pairs of answers: set spec.method.type to "
             f"{' or '.join(PREFERENCE_TYPES)}, or train on "
             "the better answers with format: PromptCompletion and columns: {completion: chosen, ignore: [rejected]}.",
         )
     if kind in PREFERENCE_TYPES and source.format not in {"Auto", "Preference"}:
-        raise Refused(
-            Reason.INVALID_SPEC,
+        raise invalid_spec(
             f"{where}, but {kind} learns from pairs of answers: use rows with chosen and rejected, and set format: "
             "Preference or leave it out.",
         )

@@ -10,10 +10,10 @@ from finetune_contract import (
     EvaluationSpec,
     GateSpec,
 )
-from finetune_operator.api import MethodType, Reason
+from finetune_operator.api import MethodType
 from finetune_operator.api.evaluation import EvaluationMetric
 from finetune_operator.planning.defaulted import DefaultedEvaluation, DefaultedJobSpec
-from finetune_operator.planning.errors import Refused
+from finetune_operator.planning.errors import invalid_spec
 from finetune_operator.planning.sections.sources import dataset_source, first_rows, folder_uri, source_name
 
 #: Names of the API's metrics in ``<dataset>/<metric>``.
@@ -33,8 +33,7 @@ def resolve_evaluation(spec: DefaultedJobSpec) -> EvaluationSpec:
     """
     section, on_validation = spec.evaluation, _on_validation(spec)
     if section.every_steps is not None and not on_validation:
-        raise Refused(
-            Reason.INVALID_SPEC,
+        raise invalid_spec(
             "spec.evaluation.everySteps is set, but there is nothing to evaluate on: "
             "set spec.datasets.validation or splitFromTrain, or remove everySteps.",
         )
@@ -86,15 +85,13 @@ def _refuse_ambiguous_names(measured: Sequence[str], benchmarks: Sequence[Benchm
     ``measured`` are the metrics on datasets, ``<dataset>/<metric>`` or the metric's name alone.
     """
     if twice := [name for name in measured if measured.count(name) > 1]:
-        raise Refused(
-            Reason.INVALID_SPEC,
+        raise invalid_spec(
             f"two metrics would have the name {twice[0]}: give all of spec.datasets.validation and "
             "spec.evaluation.datasets names of their own.",
         )
     datasets = {name.rpartition("/")[0] for name in measured}
     if taken := [benchmark for benchmark in benchmarks if benchmark.name in datasets]:
-        raise Refused(
-            Reason.INVALID_SPEC,
+        raise invalid_spec(
             f"{taken[0].path} has the name of a dataset, {taken[0].name}: give the dataset another name.",
         )
 
@@ -103,20 +100,17 @@ def _refuse_pairs_that_nothing_compares(dataset: EvaluationDatasetSpec, kind: Me
     where = dataset.source.path
     if not dataset.pairs:
         if pairs := [name for name in ("chosen", "rejected") if name in dataset.source.columns]:
-            raise Refused(
-                Reason.INVALID_SPEC,
+            raise invalid_spec(
                 f"{where}.columns.{pairs[0]} is for pairs of answers: set format: Preference beside it.",
             )
         return
     if kind not in PREFERENCE_TYPES:
-        raise Refused(
-            Reason.INVALID_SPEC,
+        raise invalid_spec(
             f"{where}.format is Preference, but {kind} compares no answers: measure pairs in a job of method "
             f"{' or '.join(PREFERENCE_TYPES)}.",
         )
     if dataset.metrics != ["Loss"]:
-        raise Refused(
-            Reason.INVALID_SPEC,
+        raise invalid_spec(
             f"{where}.metrics is {', '.join(dataset.metrics)}, but pairs of answers have Loss alone, which measures "
             "reward_accuracy and reward_margin, too: leave metrics out.",
         )
@@ -147,8 +141,7 @@ def _gates(
     gates = section.gates or ()
     for index, gate in enumerate(gates):
         if gate.metric not in measured and gate.metric.partition("/")[0] not in benchmarks:
-            raise Refused(
-                Reason.INVALID_SPEC,
+            raise invalid_spec(
                 f"spec.evaluation.gates[{index}].metric is {gate.metric}, which this job does not measure. "
                 f"It measures {', '.join(measured) or 'nothing'}. Name the metric in spec.evaluation.datasets"
                 f"{'' if 'loss' in measured else ', or rows in spec.datasets.validation'}.",

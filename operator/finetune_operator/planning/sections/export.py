@@ -4,11 +4,10 @@ import itertools
 from collections.abc import Sequence
 
 from finetune_contract import DestinationSpec, ExportSpec, HubDestinationSpec
-from finetune_operator.api import Reason
 from finetune_operator.api.common import SecretKeyRef
 from finetune_operator.api.export import ExportContent, ExportFormat
 from finetune_operator.planning.defaulted import DefaultedDestination, DefaultedJobSpec
-from finetune_operator.planning.errors import Refused
+from finetune_operator.planning.errors import invalid_spec
 from finetune_operator.planning.sections.sources import folder_uri
 
 
@@ -17,26 +16,22 @@ def resolve_export(spec: DefaultedJobSpec, service_account: str) -> ExportSpec:
     section, content = spec.export, spec.export.content
     orbax = ExportFormat.ORBAX_PARAMS in section.formats
     if ExportFormat.HUGGING_FACE not in section.formats:
-        raise Refused(
-            Reason.INVALID_SPEC,
+        raise invalid_spec(
             "spec.export.formats has no HuggingFace: the other formats are made beside it. Add HuggingFace.",
         )
     if content is not ExportContent.MERGED and spec.method.lora is None:
-        raise Refused(
-            Reason.INVALID_SPEC,
+        raise invalid_spec(
             f"spec.export.content is {content}, but full fine-tuning makes no adapter: "
             "use Merged, or set spec.method.lora.",
         )
     if content is ExportContent.ADAPTER and orbax:
-        raise Refused(
-            Reason.INVALID_SPEC,
+        raise invalid_spec(
             "spec.export.content is Adapter, but the format OrbaxParams holds the merged model: "
             "use Both, or leave OrbaxParams out.",
         )
     serves = section.serving is not None and section.serving.enabled is True
     if content is ExportContent.ADAPTER and serves:
-        raise Refused(
-            Reason.INVALID_SPEC,
+        raise invalid_spec(
             "spec.export.content is Adapter, but the manifests of spec.export.serving serve the merged model: "
             "use Both, or leave serving out.",
         )
@@ -56,12 +51,9 @@ def _refuse_overlap(destinations: Sequence[DestinationSpec]) -> None:
     for first, second in itertools.permutations(destinations, 2):
         one, other = (each.uri or f"hf://{each.hub.repo if each.hub else ''}" for each in (first, second))
         if one == other and second.path > first.path:
-            raise Refused(
-                Reason.INVALID_SPEC, f"{second.path} is the same place as {first.path}: leave one out."
-            )
+            raise invalid_spec(f"{second.path} is the same place as {first.path}: leave one out.")
         if other.startswith(f"{one}/"):
-            raise Refused(
-                Reason.INVALID_SPEC,
+            raise invalid_spec(
                 f"{second.path} is in the folder of {first.path}, which its export would replace in part: choose "
                 "folders beside each other.",
             )
@@ -87,8 +79,7 @@ def upload_tokens(spec: DefaultedJobSpec) -> dict[str, tuple[str, str]]:
             continue
         secret = hub.token_secret_ref or spec.hugging_face_token_secret_ref
         if secret is None:
-            raise Refused(
-                Reason.INVALID_SPEC,
+            raise invalid_spec(
                 f"spec.export.destinations[{index}].huggingFaceHub has no token to write with: name a Secret in its "
                 "tokenSecretRef, or in spec.huggingFaceTokenSecretRef.",
             )

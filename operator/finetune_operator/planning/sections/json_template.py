@@ -66,8 +66,9 @@ def as_jinja(text: str) -> str:
     if "chat_template" in content:
         return str(content["chat_template"])
     if "TEMPLATE" in content:
-        return _page(_reinforced_prompt(content))
-    return _page("\n".join(part for part in (_prompt(content), _completion(content)) if part))
+        return _PAGE.replace("TURNS", _reinforced_prompt(content))
+    turns = "\n".join(part for part in (_prompt(content), _completion(content)) if part)
+    return _PAGE.replace("TURNS", turns)
 
 
 def _is_json(text: str) -> bool:
@@ -153,10 +154,6 @@ def _reinforced_prompt(content: Mapping[str, str]) -> str:
         tags = {name: f"{name} | default({_literal(value)})" for name, value in _TAGS.items()}
         values["system_prompt"] = _expression(content, "SYSTEM_PROMPT", tags, required=())
     return _turn("user", [f"    {{%- set text = {_expression(content, 'TEMPLATE', values)} %}}"])
-
-
-def _page(turns: str) -> str:
-    return _PAGE.replace("TURNS", turns)
 
 
 def _turn(role: str, lines: Sequence[str]) -> str:

@@ -1,12 +1,12 @@
 """Translates ``spec.model`` and entries of datasets into the contract's records."""
 
 from finetune_contract import DatasetSpec, HubRef, ModelSource
-from finetune_operator.api import Model, Reason
+from finetune_operator.api import Model
 from finetune_operator.api.common import HubModelRef
 from finetune_operator.api.data import HubDatasetRef, TrainDataset, ValidationDataset
 from finetune_operator.api.evaluation import EvaluationDataset
 from finetune_operator.planning.defaults import DATASET, HUB
-from finetune_operator.planning.errors import Refused
+from finetune_operator.planning.errors import invalid_spec
 
 type Dataset = TrainDataset | ValidationDataset | EvaluationDataset
 
@@ -43,8 +43,7 @@ def dataset_source(
     columns = source.columns.to_document() if source.columns else {}
     ignore = columns.pop("ignore", [])
     if both := sorted(set(ignore) & set(columns.values())):
-        raise Refused(
-            Reason.INVALID_SPEC,
+        raise invalid_spec(
             f"{root}{kind}[{index}].columns maps {both[0]} and lists it under ignore: remove one of the two.",
         )
     return DatasetSpec(

@@ -18,14 +18,14 @@ from finetune_contract import (
     ProfilingSpec,
     SmokeSpec,
 )
-from finetune_operator.api import MethodType, Reason, exact, options_of
+from finetune_operator.api import MethodType, exact, options_of
 from finetune_operator.api.export import ExportCheckpoint
 from finetune_operator.api.method import Hyperparameters, Optimizer, Quantization, member
 from finetune_operator.api.policies import MetricMode
 from finetune_operator.objects import Object
 from finetune_operator.planning import defaults
 from finetune_operator.planning.defaulted import DefaultedJobSpec, DefaultedLora
-from finetune_operator.planning.errors import Refused
+from finetune_operator.planning.errors import invalid_spec
 
 #: Metrics of a method that can rank checkpoints.
 _RANKING = ("loss", "perplexity")
@@ -53,8 +53,7 @@ def resolve_hyperparameters(spec: DefaultedJobSpec, global_batch: int) -> Hyperp
     """Resolves ``spec.hyperparameters``; several defaults depend on the method. Raises Refused."""
     section = spec.hyperparameters
     if section.optimizer is Optimizer.SGD and section.weight_decay:
-        raise Refused(
-            Reason.INVALID_SPEC,
+        raise invalid_spec(
             f"spec.hyperparameters.weightDecay is {exact(section.weight_decay)}, but SGD has none: "
             "use AdamW, or set it to 0.",
         )
@@ -96,8 +95,7 @@ def _lora(lora: DefaultedLora) -> LoraSpec:
 def _refuse_smoothing(smoothing: float) -> None:
     """Raises Refused for label smoothing that the schema cannot exclude."""
     if smoothing >= 0.5:
-        raise Refused(
-            Reason.INVALID_SPEC,
+        raise invalid_spec(
             f"spec.method.dpo.labelSmoothing is {smoothing:g}: with half of the pairs wrong there is nothing to "
             "learn. Use a share below 0.5.",
         )
@@ -108,8 +106,7 @@ def _prompt_length(spec: DefaultedJobSpec, kind: MethodType, values: Object) -> 
     length = spec.datasets.max_seq_length
     wanted: int = values.get("max_prompt_length", length // 2)
     if not 0 < wanted < length:
-        raise Refused(
-            Reason.INVALID_SPEC,
+        raise invalid_spec(
             f"spec.method.{member(kind)}.maxPromptLength is {wanted}, which leaves nothing of "
             f"spec.datasets.maxSeqLength, {length}, for prompt and answer: use {max(1, length // 2)}, or raise "
             "maxSeqLength.",
@@ -125,15 +122,13 @@ def resolve_checkpointing(spec: DefaultedJobSpec) -> CheckpointPolicy:
     metric = by.metric if by else "loss"
     ranking = [each for each in METHODS[spec.method.type].metrics if each in _RANKING]
     if metric not in ranking:
-        raise Refused(
-            Reason.INVALID_SPEC,
+        raise invalid_spec(
             f"spec.checkpointing.bestBy.metric is {metric}, but training measures "
             f"{' and '.join(ranking)} on spec.datasets.validation. Use one of them.",
         )
     known = evaluated is not None and every % evaluated == 0
     if wanted and not known:
-        raise Refused(
-            Reason.INVALID_SPEC,
+        raise invalid_spec(
             f"the best checkpoint is requested, but not every checkpoint (spec.checkpointing.everySteps: {every}) is "
             f"measured (spec.evaluation.everySteps: {evaluated or 'not set'}). "
             "Set evaluation.everySteps to checkpointing.everySteps or a part of it, and name rows in "

@@ -11,7 +11,7 @@ from finetune_operator.objects import Object
 from finetune_operator.planning.defaulted import DefaultedProfileSpec, DefaultedResources
 from finetune_operator.planning.slices.choice import slice_label
 from finetune_operator.planning.slices.slice_plan import SlicePlan
-from finetune_operator.planning.slices.topology import Placement, SliceOffer, flags_of
+from finetune_operator.planning.slices.topology import SliceOffer, flags_of
 
 #: Larger slices to report; more than preflight could compile for, so that a refusal can name the first that fits.
 _LARGER = 4
@@ -40,13 +40,13 @@ def resolve_memory(
     )
 
 
-def compiler_flags(placement: Placement, env: Sequence[Object], *, pathways: bool) -> Mapping[str, str]:
-    """Returns the compiler variables of the processes on that slice; empty under Pathways, whose servers compile.
+def compiler_flags(flags: Mapping[str, str], env: Sequence[Object], *, pathways: bool) -> Mapping[str, str]:
+    """Returns the compiler variables of the processes on a slice; empty under Pathways, whose servers compile.
 
-    ``env`` holds the profile's additions to every pod.
+    ``flags`` are the flavor's, and ``env`` holds the profile's additions to every pod, which come before them.
     """
     added = {each["name"]: each["value"] for each in env if each["name"] in SLICE_VARIABLES}
-    return {} if pathways else {**placement.flags, **added}
+    return {} if pathways else {**flags, **added}
 
 
 def place_name(check: MemoryCheckSpec, mesh: MeshSpec) -> str:
@@ -67,13 +67,12 @@ def chosen_mesh(planned: MeshSpec, found: MeshSpec | None) -> MeshSpec:
 
 def _candidate(site: SlicePlan, profile: DefaultedProfileSpec) -> SliceCandidate:
     shape = _slice(site.placement.shape, site.mesh.devices // site.mesh.slices)
-    flags = {} if site.pathways else {**site.placement.flags, **_flags_of_pods(profile)}
+    flags = compiler_flags(site.placement.flags, _env(profile), pathways=site.pathways is not None)
     return SliceCandidate(slice=shape.model_copy(update={"flags": flags}), mesh=site.mesh)
 
 
-def _flags_of_pods(profile: DefaultedProfileSpec) -> dict[str, str]:
-    """Returns the compiler variables that the profile adds to every pod."""
-    return {each.name: each.value for each in profile.pod.env or () if each.name in SLICE_VARIABLES}
+def _env(profile: DefaultedProfileSpec) -> Sequence[Object]:
+    return [each.to_document() for each in profile.pod.env or ()]
 
 
 def _larger(
@@ -89,9 +88,10 @@ def _larger(
             except CatalogError:  # a name that means two machines; the flavor does not say which
                 continue
             if each.devices_per_chip and _memory(each) > _memory(shape) and (slices == 1 or each.multi_host):
-                flags = {**flags_of(SliceOffer(shape=each, flavor=flavor)), **_flags_of_pods(profile)}
+                own = flags_of(SliceOffer(shape=each, flavor=flavor))
+                flags = compiler_flags(own, _env(profile), pathways=pathways)
                 larger = _slice(each, each.chips * each.devices_per_chip)
-                larger = larger.model_copy(update={"flags": {} if pathways else flags})
+                larger = larger.model_copy(update={"flags": flags})
                 offered.setdefault((each.accelerator, topology), larger)
     ordered = sorted(offered.values(), key=lambda each: (each.chips * (each.hbm_gib or 0), each.chips))
     return ordered[:_LARGER]

@@ -17,7 +17,7 @@ from finetune_operator.catalog import (
     shape_by_topology,
 )
 from finetune_operator.planning.defaulted import DefaultedFlavor, DefaultedResources
-from finetune_operator.planning.errors import Refused
+from finetune_operator.planning.errors import Refused, invalid_spec
 from finetune_operator.planning.slices import nodes
 
 #: Price of a flavor without one: it is chosen only if no flavor has a price.
@@ -172,8 +172,7 @@ def _in_order(
 def _refuse_slices(shape: TpuShape, slices: int) -> None:
     """Raises Refused for several single-host slices: GKE connects only multi-host slices."""
     if slices > 1 and not shape.multi_host:
-        raise Refused(
-            Reason.INVALID_SPEC,
+        raise invalid_spec(
             f"spec.resources.slices: {slices} slices of {shape.name} ({shape.topology}) cannot be connected, as each "
             "is a single host. Use one larger slice, or slices of several hosts.",
         )
@@ -210,7 +209,7 @@ def _shape(resources: DefaultedResources, chips_per_host: int | None) -> TpuShap
         return shape_by_name(resources.tpu, chips_per_host=chips_per_host)
     if resources.accelerator is None or resources.topology is None:
         missing = "topology" if resources.accelerator else "accelerator"
-        raise Refused(Reason.INVALID_SPEC, f"spec.resources.{missing} is missing: set both or use tpu.")
+        raise invalid_spec(f"spec.resources.{missing} is missing: set both or use tpu.")
     return shape_by_topology(resources.accelerator, resources.topology, chips_per_host=chips_per_host)
 
 

@@ -1,7 +1,6 @@
 """Compares the answers to the prompts that several runs have in common."""
 
 import re
-from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from difflib import SequenceMatcher
 
@@ -13,6 +12,7 @@ from finetune_operator.results.comparison.model import (
     ChangeKind,
     JobAnswer,
 )
+from finetune_operator.results.comparison.pairing import in_all
 
 #: Words of an answer up to which differences are marked: the worst case takes time in the third power of it.
 _MOST_WORDS = 300
@@ -32,7 +32,11 @@ def answers_compared(samples: Mapping[str, Sequence[Sample]], limit: int) -> Ans
     having = {label: each for label, each in samples.items() if each}
     if len(having) < 2:
         return None
-    prompts = _common(list(having.values()))
+    files = list(having.values())
+    prompts = [
+        tuple(file[place] for file, place in zip(files, places, strict=True))
+        for places in in_all(files, [lambda sample: (sample.dataset, sample.prompt)])
+    ]
     differing = [each for each in prompts if len({sample.tuned for sample in each}) > 1]
     return AnswersCompared(
         jobs=list(having),
@@ -63,24 +67,6 @@ def word_changes(first: str, second: str) -> list[Change] | None:
         if c < d:
             changes.append(Change(kind=ChangeKind.ADDED, text="".join(after[c:d])))
     return changes
-
-
-def _common(files: Sequence[Sequence[Sample]]) -> list[tuple[Sample, ...]]:
-    """Returns the samples of each prompt that all runs have; prompts that occur several times correspond in order."""
-    first, *others = files
-    places: list[defaultdict[tuple[str | None, str], deque[Sample]]] = []
-    for other in others:
-        by_prompt: defaultdict[tuple[str | None, str], deque[Sample]] = defaultdict(deque)
-        for sample in other:
-            by_prompt[sample.dataset, sample.prompt].append(sample)
-        places.append(by_prompt)
-    found = []
-    for sample in first:
-        waiting = [by_prompt.get((sample.dataset, sample.prompt)) for by_prompt in places]
-        partners = [each.popleft() for each in waiting if each]
-        if len(partners) == len(others):
-            found.append((sample, *partners))
-    return found
 
 
 def _comparison(labels: Sequence[str], samples: Sequence[Sample]) -> AnswerComparison:

@@ -52,6 +52,10 @@ def metric_comparisons(
     bounds = iter(
         intervals([each for found in columns for each in found.values() if isinstance(each, Column)])
     )
+
+    def by_means(name: str, label: str) -> MetricValue:
+        return _value_of_means(name, runs, label, reference, same_rows=common.complete)
+
     comparisons = []
     for table, differences in zip(tables, columns, strict=True):
         name = table.metric.name
@@ -61,18 +65,16 @@ def metric_comparisons(
             else Contrast(verdict=Verdict.NOT_COMPARABLE, reason=column)
             for key, column in differences.items()
         }
-        values = [
-            MetricValue(
+        by_row = {
+            label: MetricValue(
                 job=label,
                 value=mean(table.tuned.get(label, ())),
                 baseline=mean(table.baseline.get(label, ())),
                 from_reference=contrasts.get((label, False)),
                 from_baseline=contrasts.get((label, True)),
             )
-            if label in measured
-            else _value_of_means(name, runs, label, reference, same_rows=common.complete)
-            for label in runs
-        ]
+            for label in measured
+        }
         comparisons.append(
             MetricComparison(
                 name=name,
@@ -80,26 +82,24 @@ def metric_comparisons(
                 direction=direction_of(name),
                 rows=table.rows,
                 different_rows=table.different,
-                values=values,
+                values=[by_row.get(label) or by_means(name, label) for label in runs],
             )
         )
     # Perplexity is the exponential of the loss, and has its verdict.
     covered = {each.name for each in comparisons} | {"perplexity"}
-    for name in dict.fromkeys(name for run in runs.values() for name in _means(run, "tuned")):
-        if name not in covered:
-            values = [
-                _value_of_means(name, runs, label, reference, same_rows=common.complete) for label in runs
-            ]
-            comparisons.append(
-                MetricComparison(
-                    name=name,
-                    kind=None,
-                    direction=direction_of(name),
-                    rows=None,
-                    different_rows=None,
-                    values=values,
-                )
-            )
+    names = dict.fromkeys(name for run in runs.values() for name in _means(run, "tuned"))
+    comparisons += [
+        MetricComparison(
+            name=name,
+            kind=None,
+            direction=direction_of(name),
+            rows=None,
+            different_rows=None,
+            values=[by_means(name, label) for label in runs],
+        )
+        for name in names
+        if name not in covered
+    ]
     return comparisons
 
 

@@ -40,13 +40,7 @@ def common_rows(files: Mapping[str, Rows]) -> CommonRows:
     Raises:
         NotComparableError: the files name more sets than any job can have.
     """
-    first, *others = files.values()
-    partners: list[Sequence[int | None]] = [range(len(first)), *(_partners(first, other) for other in others)]
-    chosen: list[tuple[int, ...]] = []
-    for places in zip(*partners, strict=True):
-        known = tuple(place for place in places if place is not None)
-        if len(known) == len(files):
-            chosen.append(known)
+    chosen = in_all(list(files.values()), _ROW_KEYS)
     rows = [
         tuple(file[place] for file, place in zip(files.values(), places, strict=True)) for places in chosen
     ]
@@ -54,16 +48,32 @@ def common_rows(files: Mapping[str, Rows]) -> CommonRows:
     return CommonRows(rows=rows, sets=_sets(files, used, rows))
 
 
-def _partners(first: Rows, second: Rows) -> list[int | None]:
-    """Returns the position in ``second`` of each row of ``first``; None for a row that it does not have."""
+_ROW_KEYS: Sequence[Callable[[EvaluatedRow], Hashable]] = (
+    lambda row: (row.kind, row.name, row.digest),
+    lambda row: (row.kind, row.digest),
+    lambda row: row.content and (row.kind, row.name, row.content),
+    lambda row: row.content and (row.kind, row.content),
+)
+
+
+def in_all[T](files: Sequence[Sequence[T]], keys: Sequence[Callable[[T], Hashable]]) -> list[tuple[int, ...]]:
+    """Returns the items that all files have, in the order of the first file, as their places in each file.
+
+    Items correspond if one of their ``keys`` is equal, the first ones before the others; None is equal to nothing.
+    Several items with an equal key correspond in their order.
+    """
+    first, *others = files
+    partners = [range(len(first)), *(_partners(first, other, keys) for other in others)]
+    known = (tuple(each for each in places if each is not None) for places in zip(*partners, strict=True))
+    return [places for places in known if len(places) == len(files)]
+
+
+def _partners[T](
+    first: Sequence[T], second: Sequence[T], keys: Sequence[Callable[[T], Hashable]]
+) -> Sequence[int | None]:
+    """Returns the position in ``second`` of each item of ``first``; None for one that it does not have."""
     partners: list[int | None] = [None] * len(first)
     free = dict.fromkeys(range(len(second)))
-    keys: Sequence[Callable[[EvaluatedRow], Hashable]] = (
-        lambda row: (row.kind, row.name, row.digest),
-        lambda row: (row.kind, row.digest),
-        lambda row: row.content and (row.kind, row.name, row.content),
-        lambda row: row.content and (row.kind, row.content),
-    )
     for key in keys:
         places: defaultdict[Hashable, deque[int]] = defaultdict(deque)
         for place in free:

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from operator import itemgetter
 
 from finetune_contract import ExitCode, Failure, FailureClass, Outcome, Stage, TrainOutcome
+from finetune_operator.objects import Object
 from finetune_operator.results.records import (
     MOST_ATTEMPTS,
     AttemptRecords,
-    Object,
     RunRecords,
     list_at,
     lookup,

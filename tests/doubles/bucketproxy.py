@@ -25,7 +25,7 @@ from aiohttp import web
 from yarl import URL
 
 from devcluster import gcs
-from devcluster.bucket_iam import BUCKET, Grant, ResourcePermission, is_granted, required_permissions
+from tests.doubles.bucket_iam import BUCKET, Grant, ResourcePermission, is_granted, required_permissions
 
 #: Headers that apply to one connection only, or that are set again.
 _HOP = frozenset({"connection", "content-length", "host", "keep-alive", "transfer-encoding", "upgrade"})

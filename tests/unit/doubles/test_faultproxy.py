@@ -8,8 +8,8 @@ import aiohttp
 import pytest
 
 from devcluster import pki
-from devcluster.faultproxy import FaultProxy
 from devcluster.layout import StateFolder
+from tests.doubles.faultproxy import FaultProxy
 
 #: No server listens at it.
 _PORT = 1

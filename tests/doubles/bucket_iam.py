@@ -63,7 +63,7 @@ def is_granted(grants: Iterable[Grant], account: str, need: ResourcePermission) 
     return any(grant.gives(account, need) for grant in grants)
 
 
-def required_permissions(  # noqa: PLR0911  one per kind of request
+def required_permissions(
     method: str, path: str, query: Mapping[str, str], body: bytes
 ) -> tuple[ResourcePermission, ...]:
     """Returns the permissions that a request needs; ``UNKNOWN`` alone if the request is not understood.

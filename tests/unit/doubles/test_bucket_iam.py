@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from devcluster.bucket_iam import (
+from tests.doubles.bucket_iam import (
     BUCKET,
     CREATE,
     DELETE,

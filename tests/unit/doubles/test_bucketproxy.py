@@ -9,8 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from devcluster.bucket_iam import Grant
-from devcluster.bucketproxy import BucketProxy
+from tests.doubles.bucket_iam import Grant
+from tests.doubles.bucketproxy import BucketProxy
 
 ACCOUNT = "team-a/ft-cpu"
 OBJECT = "/storage/v1/b/bucket/o/team-a%2Fx"

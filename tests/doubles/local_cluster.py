@@ -34,13 +34,14 @@ from typing import Any, Self
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from devcluster import build, control, fakenodes, gcs, install
+from devcluster import build, control, gcs, install
 from devcluster.agent.nodes import LocalNode
 from devcluster.agent.pod import pod_folder
 from devcluster.agent.process import simulate_oom_kill
 from devcluster.kube import Kube, KubeError, Object, WatchEvent
 from devcluster.layout import StateFolder
 from devcluster.options import Options
+from tests.doubles import fakenodes
 
 
 class StalledError(AssertionError):
@@ -77,7 +78,7 @@ class LocalCluster:
         """A cluster in ``folder``, with the optional components of ``extra`` (kueue, kwok).
 
         It is ended in any case, with everything that it ran; its logs stay in the folder. ``store``: URL of a
-        devcluster.bucketproxy.BucketProxy that operator and pods use instead of the object store itself.
+        tests.doubles.bucketproxy.BucketProxy that operator and pods use instead of the object store itself.
         """
         state = StateFolder(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -253,7 +254,7 @@ class LocalCluster:
         return tuple(sample for family in families for sample in family.samples if sample.name == name)
 
     def add_fake_nodes(self, nodes: Iterable[LocalNode]) -> None:
-        """Registers nodes that exist only for the scheduler (devcluster.fakenodes); returns when they are ready.
+        """Registers nodes that exist only for the scheduler (tests.doubles.fakenodes); returns when they are ready.
 
         Needs the component kwok.
         """
