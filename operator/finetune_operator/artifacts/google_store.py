@@ -75,7 +75,10 @@ class GoogleStore:
             # Raw: a small object that is stored compressed could decompress into a large one.
             self._blob(call, uri).download_to_file(content, raw_download=True, retry=_retry(call), **part)
         except api_errors.NotFound as error:
-            _raise_if_bucket_is_missing(uri, error)
+            # Both are 404, and only the text says that the bucket is missing, not the object.
+            said = error.message.lower()
+            if "bucket" in said and "not exist" in said:
+                raise BucketMissing(uri, _split(uri)[0]) from error
             return None
         except api_errors.RequestRangeNotSatisfiable:
             # The range begins at the end of the object or beyond; an empty one has no first byte.
@@ -218,15 +221,6 @@ def _split(uri: str) -> tuple[str, str]:
     if parts.scheme != "gs" or not parts.netloc:
         raise StorageError(uri, "expected gs://bucket/name")
     return parts.netloc, name
-
-
-def _raise_if_bucket_is_missing(uri: str, error: api_errors.NotFound) -> None:
-    """Raises BucketMissing if the bucket is missing: it must not be taken for a missing object.
-
-    Both are 404, and only the text of the error distinguishes them.
-    """
-    if "bucket" in error.message.lower() and "not exist" in error.message.lower():
-        raise BucketMissing(uri, _split(uri)[0]) from error
 
 
 def _token_may_come(error: auth_errors.GoogleAuthError) -> bool:

@@ -50,7 +50,6 @@ class ObjectTooLarge(StorageError):
 
     def __init__(self, uri: str, limit: int) -> None:
         super().__init__(uri, f"the file is larger than the limit of {limit:,} bytes")
-        self.limit = limit
 
 
 class ListingTooLarge(StorageError):
@@ -58,7 +57,6 @@ class ListingTooLarge(StorageError):
 
     def __init__(self, uri: str, limit: int) -> None:
         super().__init__(uri, f"the folder contains more files than the limit of {limit:,}")
-        self.limit = limit
 
 
 class StoredBytes(bytes):

@@ -5,13 +5,13 @@ for a while, so that not each of its jobs calls it.
 """
 
 import asyncio
-import contextlib
 import contextvars
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from threading import Thread
 from time import monotonic
-from typing import Protocol
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from finetune_operator.artifacts.calls import StoreCall
@@ -134,7 +134,8 @@ class SharedStore:
         self._clock = clock
         self._circuits: dict[TenantShare, _Circuit] = {}
         self._answered: dict[TenantShare, float] = {}
-        self._under_way: set[asyncio.Future[None]] = set()
+        self._under_way: set[asyncio.Future[Any]] = set()
+        """Of each thread that runs, what it is going to return."""
 
     async def read(self, uri: str, *, limit: int = RECORD_LIMIT) -> bytes | None:
         return await self._call("read", uri, lambda store, call: store.read(call, uri, limit))
@@ -243,47 +244,36 @@ class SharedStore:
         The call is aborted at the deadline, and if this coroutine is cancelled. It ends before the next step if that
         is no longer ``allowed``. Its slots are held until its thread has ended, so threads never accumulate.
         """
-        loop = asyncio.get_running_loop()
         # Folders have no service in common that many tenants' calls could exhaust.
         bucket = f"file of {share.tenant}" if share.bucket.startswith("file:") else share.bucket
-        keys = share.tenant, bucket
-        await self._slots.take(*keys)
+        give_back = await self._slots.take(share.tenant, bucket)
         call = StoreCall(seconds, allowed)
-        answer: asyncio.Future[T] = loop.create_future()
-        ended: asyncio.Future[None] = loop.create_future()
-
-        def finish(result: T | None, error: BaseException | None) -> None:
-            self._slots.give_back(*keys)
-            self._under_way.remove(ended)
-            ended.set_result(None)
-            if answer.done():
-                return
-            if error is not None:
-                answer.set_exception(error)
-            else:
-                answer.set_result(result)  # type: ignore[arg-type]  # only an error leaves no result
+        result = Future[T]()
 
         def in_thread() -> None:
-            result: T | None = None
-            error: BaseException | None = None
             try:
-                result = work(call)
-            except BaseException as raised:  # noqa: BLE001  passed to the caller
-                error = raised
-            # The loop may have been closed; then no caller awaits the result.
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(finish, result, error)
+                result.set_result(work(call))
+            except BaseException as error:  # noqa: BLE001  passed to the caller
+                result.set_exception(error)
 
-        self._under_way.add(ended)
+        def finish(answer: asyncio.Future[T]) -> None:
+            give_back()
+            self._under_way.remove(answer)
+            # Read here, too: the caller may no longer wait.
+            answer.exception()
+
+        answer = asyncio.wrap_future(result)
+        self._under_way.add(answer)
+        answer.add_done_callback(finish)
         context = contextvars.copy_context()
         try:
             # A daemon: a thread that cannot be ended, for example on a dead network disk, must not block process exit.
             Thread(target=context.run, args=(in_thread,), name="store", daemon=True).start()
         except RuntimeError as error:
-            finish(None, OSError(f"no thread for the call: {error}"))
+            result.set_exception(OSError(f"no thread for the call: {error}"))
         try:
             async with asyncio.timeout(seconds):
-                return await answer
+                return await asyncio.shield(answer)
         finally:
-            if not ended.done():
+            if not answer.done():
                 call.abort()

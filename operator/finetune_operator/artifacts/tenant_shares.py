@@ -1,11 +1,12 @@
 """Attributes calls to a store to tenants, and limits the concurrent calls of each tenant and bucket."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from urllib.parse import urlsplit
+from weakref import WeakValueDictionary
 
 _tenant: ContextVar[str] = ContextVar("tenant", default="")
 _until: ContextVar[float | None] = ContextVar("until", default=None)
@@ -52,13 +53,6 @@ def share_of(uri: str) -> TenantShare:
     return TenantShare(_tenant.get() or folder, f"{parts.scheme}://{parts.netloc}")
 
 
-@dataclass(slots=True)
-class _Used:
-    slots: asyncio.Semaphore
-    users: int = field(default=0)
-    """Callers that hold a slot or wait for one."""
-
-
 class CallSlots:
     """Limits how many calls are in flight.
 
@@ -70,40 +64,20 @@ class CallSlots:
     def __init__(self, *, total: int, each: Sequence[int]) -> None:
         self._total = asyncio.Semaphore(total)
         self._each = each
-        self._used: dict[tuple[int, str], _Used] = {}
+        self._used: WeakValueDictionary[tuple[int, str], asyncio.Semaphore] = WeakValueDictionary()
+        """By place and key, as long as a call holds a slot or waits for one."""
 
-    async def take(self, *keys: str) -> None:
+    async def take(self, *keys: str) -> Callable[[], None]:
         """Waits for a slot of the first key, then of the next, and then for one of all.
 
-        First come, first served among calls with the same keys. Return the slots with :meth:`give_back`.
+        First come, first served among calls with the same keys. Returns what gives the slots back.
         """
-        held = 0
-        try:
-            for place in enumerate(keys):
-                used = self._used.setdefault(place, _Used(asyncio.Semaphore(self._each[place[0]])))
-                used.users += 1
-                try:
-                    await used.slots.acquire()
-                except BaseException:
-                    self._left(place)
-                    raise
-                held += 1
-            await self._total.acquire()
-        except BaseException:
-            self._release(keys[:held])
-            raise
+        of_keys = [self._slots_of(place, key) for place, key in enumerate(keys)]
+        with ExitStack() as held:
+            for slots in (*of_keys, self._total):
+                await slots.acquire()
+                held.callback(slots.release)
+            return held.pop_all().close
 
-    def give_back(self, *keys: str) -> None:
-        self._total.release()
-        self._release(keys)
-
-    def _release(self, keys: Sequence[str]) -> None:
-        for place in enumerate(keys):
-            self._used[place].slots.release()
-            self._left(place)
-
-    def _left(self, place: tuple[int, str]) -> None:
-        used = self._used[place]
-        used.users -= 1
-        if not used.users:
-            del self._used[place]
+    def _slots_of(self, place: int, key: str) -> asyncio.Semaphore:
+        return self._used.setdefault((place, key), asyncio.Semaphore(self._each[place]))

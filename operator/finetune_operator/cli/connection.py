@@ -8,10 +8,9 @@ from http import HTTPStatus
 
 import aiohttp
 from kubernetes.aio.client import Configuration
-from kubernetes.aio.client.rest import RESTResponse
 
 from finetune_operator.cli.errors import CliError, close_names
-from finetune_operator.cluster.api_server_client import ApiServerClient, error_from
+from finetune_operator.cluster.api_server_client import ApiServerClient
 from finetune_operator.cluster.port import (
     ACCESS_REVIEWS,
     JOBS,
@@ -23,9 +22,9 @@ from finetune_operator.cluster.port import (
     ResourceKind,
     Unavailable,
 )
+from finetune_operator.cluster.requests import Query, Request, error_from
 
 type Objects = Mapping[str, Object]
-type Query = Sequence[tuple[str, str]]
 type Sleep = Callable[[float], Awaitable[None]]
 type Renew = Callable[[], Awaitable[Configuration]]
 
@@ -64,7 +63,6 @@ class Connection(ApiServerClient):
             sleep: waits between two requests.
         """
         super().__init__(configuration)
-        self._configuration = configuration
         self.namespace = namespace
         self.options = options
         self.server = str(configuration.host)
@@ -138,14 +136,9 @@ class Connection(ApiServerClient):
 
     async def edit(self, name: str, patch: Object, *, namespace: str | None = None) -> Object:
         """Merges ``patch`` into the job and returns it. Raises Conflict if it names an outdated resourceVersion."""
+        manager = [("fieldManager", _FIELD_MANAGER)]
         return await self._call(
-            "patch",
-            JOBS,
-            namespace or self.namespace,
-            name,
-            query=[("fieldManager", _FIELD_MANAGER)],
-            body=patch,
-            content_type="application/merge-patch+json",
+            Request("patch", JOBS, namespace or self.namespace, name, query=manager, body=patch)
         )
 
     async def remove(self, kind: ResourceKind, found: Object) -> None:
@@ -160,7 +153,7 @@ class Connection(ApiServerClient):
     ) -> AsyncIterator[Object]:
         """Yields objects page by page: ten thousand jobs have more bytes than the client takes at once."""
         selectors = [("labelSelector", selector)] if selector else []
-        return self._items(kind, self._page_items(kind, namespace, selectors, "application/json"))
+        return self._items(kind, self._pages(kind, namespace, selectors))
 
     async def _items(
         self, kind: ResourceKind, pages: AsyncIterator[Sequence[Object]]
@@ -193,7 +186,7 @@ class Connection(ApiServerClient):
         kind, credentials that are refused again and again).
         """
         query = _selection(name, labels)
-        path = f"{kind.prefix}/namespaces/{self.namespace}/{kind.plural}"
+        path = kind.path(self.namespace)
         pause, refusals = 1.0, 0
         while True:
             try:
@@ -214,7 +207,7 @@ class Connection(ApiServerClient):
 
     async def log(self, pod: str, *, follow: bool) -> AsyncIterator[str]:
         """Yields the log of a pod's only container by line, without line ends; with ``follow`` until it ends."""
-        path = f"{PODS.prefix}/namespaces/{self.namespace}/pods/{pod}/log"
+        path = PODS.path(self.namespace, pod, "log")
         silence = None if follow else _SILENCE_SECONDS
         query = [("follow", str(follow).lower())]
         for renewed in (False, True):
@@ -234,22 +227,14 @@ class Connection(ApiServerClient):
         Raises ClusterError, also after ``silence`` seconds without a byte. None: there is no such limit.
         """
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=silence)
-        answer: RESTResponse | None = None
+        answer: aiohttp.ClientResponse | None = None
         try:
-            method, url, headers, _, _ = await self._api.param_serialize(
-                "GET",
-                path,
-                query_params=list(query),
-                header_params={"Accept": "*/*"},
-                auth_settings=["BearerToken"],
-            )
-            answer = await self._api.call_api(method, url, header_params=headers, _request_timeout=timeout)
+            answer = await self._open("GET", path, query, timeout, headers={"Accept": "*/*"})
             if answer.status >= 400:
-                content = await answer.read()  # type: ignore[no-untyped-call]
-                raise error_from(answer.status, method, path, content, None)
+                raise error_from(answer.status, f"GET {path}", await answer.read())
             # aiohttp's readline rejects lines above 2 MiB, and an object in a watch may be larger.
             rest = bytearray()
-            async for chunk in answer.response.content.iter_any():
+            async for chunk in answer.content.iter_any():
                 rest += chunk
                 if b"\n" in chunk:
                     *whole, last = rest.split(b"\n")
@@ -265,7 +250,7 @@ class Connection(ApiServerClient):
             raise Unavailable(f"GET {path}: {str(error) or 'no response in time'}") from error
         finally:
             if answer is not None:
-                answer.response.close()
+                answer.close()
 
     async def _renew_credentials(self) -> None:
         if self._new_credentials is not None:

@@ -109,8 +109,10 @@ async def user_context(
     try:
         kubeconfig = read_kubeconfig(path)
         name = context or kubeconfig.current
-        if not name and (pod := _pod_context(user)):
-            return pod
+        if not name and (pod := _pod()):
+            configuration = pod.configuration()
+            configuration.client_session_kwargs = {"headers": impersonation({"as": user})}
+            return UserContext("", configuration, _pod_namespace() or "default")
         if context is not None and kubeconfig.contexts and context not in kubeconfig.contexts:
             raise UnknownContext(
                 f'the kubeconfig {where} has no context "{context}"', context, list(kubeconfig.contexts)
@@ -153,22 +155,17 @@ async def _configuration(chosen: KubeContext) -> Configuration:
     return configuration
 
 
-def _pod_context(user: str | None) -> UserContext | None:
-    """Returns the access of a pod's service account; None outside of a pod."""
+def _pod() -> ServiceAccountFolder | None:
+    """Returns the service account of the pod that the command runs in; None outside of a pod."""
     folder = ServiceAccountFolder(DEFAULT_FOLDER)
     known = os.environ.get("KUBERNETES_SERVICE_HOST") and os.environ.get("KUBERNETES_SERVICE_PORT")
-    if not known or not (folder.path / "token").is_file():
-        return None
-    configuration = folder.configuration()
-    configuration.client_session_kwargs = {"headers": impersonation({"as": user})}
-    return UserContext("", configuration, _pod_namespace() or "default")
+    return folder if known and (folder.path / "token").is_file() else None
 
 
 def _pod_namespace() -> str:
     """Returns the namespace of the pod that the command runs in; empty outside of a pod."""
-    if not (DEFAULT_FOLDER / "token").is_file() or not os.environ.get("KUBERNETES_SERVICE_HOST"):
-        return ""
+    pod = _pod()
     try:
-        return os.environ.get("POD_NAMESPACE") or ServiceAccountFolder(DEFAULT_FOLDER).namespace()
+        return os.environ.get("POD_NAMESPACE") or pod.namespace() if pod else ""
     except NoCredentials:
         return ""

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
+from urllib.parse import quote
 
 type Object = Mapping[str, Any]
 type Labels = Mapping[str, str | frozenset[str] | None]
@@ -23,6 +24,12 @@ class ResourceKind:
     @property
     def prefix(self) -> str:
         return f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
+
+    def path(self, namespace: str | None, name: str | None = None, subresource: str | None = None) -> str:
+        """Returns the path in the URL of an object, or of a collection in one namespace or in all."""
+        scope = f"/namespaces/{quote(namespace, safe='')}" if namespace else ""
+        rest = "".join(f"/{quote(part, safe='')}" for part in (name, subresource) if part)
+        return f"{self.prefix}{scope}/{self.plural}{rest}"
 
 
 JOBS = ResourceKind("tpu-finetune.dev", "v1alpha1", "finetunejobs")
@@ -55,8 +62,7 @@ class WatchStream:
     @property
     def path(self) -> str:
         """Path of its requests in the URL."""
-        scope = f"/namespaces/{self.namespace}" if self.namespace else ""
-        return f"{self.kind.prefix}{scope}/{self.kind.plural}"
+        return self.kind.path(self.namespace)
 
     def __str__(self) -> str:
         return f"{self.kind.plural} in {self.namespace}" if self.namespace else self.kind.plural

@@ -126,14 +126,14 @@ class Reconciler:
         with calls_for_tenant(key.namespace, seconds=STORE_SECONDS), suppress(ManyChildren):
             return await self._confirm_and_reconcile(key, retry_in, large=False)
         # What the first pass has read is released before the job waits.
-        await self._large.take(key.namespace)
+        give_back = await self._large.take(key.namespace)
         try:
             with calls_for_tenant(key.namespace, seconds=STORE_SECONDS):
                 return await self._confirm_and_reconcile(key, retry_in, large=True)
         except ManyChildren as error:
             raise ReconcileError.of(error) from error
         finally:
-            self._large.give_back(key.namespace)
+            give_back()
 
     async def _confirm_and_reconcile(self, key: JobKey, retry_in: float, *, large: bool) -> float | None:
         """Reconciles one job, on a second observation if the first is cached and does not suffice."""

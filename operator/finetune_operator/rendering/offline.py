@@ -29,13 +29,6 @@ def first_jobsets(plan: Plan) -> list[tuple[Stage, dict[str, Any]]]:
     return [(stage, _render(plan, stage)) for stage in plan.stages]
 
 
-def offline_plan(
-    job: Object, profile: Object, template: Object | None = None, source: Object | None = None
-) -> Plan:
-    """Returns the plan of :func:`offline_admission`."""
-    return offline_admission(job, profile, template, source).plan
-
-
 def offline_admission(
     job: Object, profile: Object, template: Object | None = None, source: Object | None = None
 ) -> Admission:

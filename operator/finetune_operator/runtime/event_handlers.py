@@ -32,12 +32,12 @@ class _CachedJob:
     uid: str
     created: str
     """The job's creationTimestamp: of two jobs with the same name, the later one exists now."""
-    version: int
+    version: int = 0
     """Resource version of the last event, which decides between jobs that were created in the same second."""
-    input: bytes | None
-    """Digest of the fields that users and tools may change and that the operator reads. None before the first event."""
-    finished: bool
-    admitted: bool
+    input: bytes = b""
+    """Digest of the fields that users and tools may change and that the operator reads."""
+    finished: bool = False
+    admitted: bool = False
     cleans_up: bool = False
     """Whether its children are deleted some time after it has finished."""
     profile: str = ""
@@ -108,18 +108,18 @@ class EventHandlers:
                     self._add(key, 0.0)
             self._add(PlanKey(key.namespace, key.name, uid), 0.0)
             return
+        before = self._seen.get(key)
+        input_before = before.input if before else b""
         seen = self._remember(key, job)
         if seen.uid != uid:
             return
-        before = seen.input
-        seen.input = _input(job)
         if event_type is None:
             # After a gap in the watch, any event may have been missed.
             if not seen.finished:
                 self._add(key, 0.0)
             elif not _up_to_date(job):
                 self._add(key, FINISHED_LATER_SECONDS)
-        elif before != seen.input:
+        elif input_before != seen.input:
             self._add(key, 0.0)
 
     def jobset(self, event_type: str | None, jobset: Object) -> None:
@@ -174,10 +174,13 @@ class EventHandlers:
         profile.
         """
         name = profile["metadata"]["name"]
-        self._limit(name, None if event_type == "DELETED" else profile)
+        newest = None if event_type == "DELETED" else profile
+        if self._budgets is not None and self._budgets.profile(name, newest):
+            # Its namespaces have another budget than before: jobs that wait may start, or those that run have to stop.
+            self._add_live(lambda _, job: job.profile == name)
         before = self._profiles.pop(name, None)
-        if event_type != "DELETED":
-            self._profiles[name] = _input(profile, DEFAULT_PROFILE_ANNOTATION)
+        if newest is not None:
+            self._profiles[name] = _input(newest, DEFAULT_PROFILE_ANNOTATION)
         if event_type is None:
             # The jobs that use it are queued by their own listing.
             self._add(ProfileKey(name), USAGE_SECONDS)
@@ -190,12 +193,6 @@ class EventHandlers:
     def usage_known(self, namespace: str) -> None:
         """Queues the jobs of a namespace that wait until its usage in the present month is known."""
         self._add_live(lambda key, job: key.namespace == namespace and job.waits_for_budget)
-
-    def _limit(self, name: str, profile: Object | None) -> None:
-        """Queues the jobs of a profile that gives its namespaces another budget than before: those that wait may start,
-        or those that run have to stop."""
-        if self._budgets is not None and self._budgets.profile(name, profile):
-            self._add_live(lambda _, job: job.profile == name)
 
     def missed(self) -> None:
         """Queues every live job after a watch has lost events, since a listing does not show deleted objects."""
@@ -224,10 +221,7 @@ class EventHandlers:
                 if not is_true(job, "Finished"):
                     self._add(_key(job), 0.0)
                 continue
-            seen = self._remember(_key(job), job)
-            if seen.uid == job["metadata"]["uid"]:
-                seen.input = _input(job)
-            if not seen.finished:
+            if not self._remember(_key(job), job).finished:
                 self._add(_key(job), 0.0)
 
     def gone(self, keys: Iterable[JobKey], *, left_out: Collection[str] = ()) -> None:
@@ -256,7 +250,6 @@ class EventHandlers:
         """Updates and returns the state of the job with that name; ``job`` is ignored if a later one has the name."""
         uid, created = job["metadata"]["uid"], job["metadata"].get("creationTimestamp", "")
         version = _version(job)
-        finished, admitted = is_true(job, "Finished"), is_true(job, "Valid")
         seen = self._seen.get(key)
         if seen is not None and seen.uid != uid:
             if (created, version) < (seen.created, seen.version):
@@ -264,22 +257,19 @@ class EventHandlers:
             self._forget(key)
             seen = None
         if seen is None:
-            seen = _CachedJob(
-                uid=uid, created=created, version=version, input=None, finished=finished, admitted=admitted
-            )
-            self._seen[key] = seen
-        seen.version, seen.finished, seen.admitted = version, finished, admitted
+            seen = self._seen[key] = _CachedJob(uid, created)
+        seen.version, seen.input = version, _input(job)
+        seen.finished, seen.admitted = is_true(job, "Finished"), is_true(job, "Valid")
         seen.cleans_up = "childTTLSecondsAfterFinished" in job.get("spec", {})
-        waiting = (job.get("status") or {}).get("waiting") or {}
-        seen.waits_for_budget = waiting.get("reason") == WaitingReason.BUDGET
-        # The profile of the status: the spec may omit it, or name one under which the job was not admitted.
-        profile = self._metrics.job(key, job).profile
+        facts = self._metrics.job(key, job)
+        seen.waits_for_budget = facts.reason == WaitingReason.BUDGET
         if self._budgets is not None:
             self._budgets.job(job)
         if self._notifications is not None:
             self._notifications.job(job)
-        self._use(seen, "" if finished else profile)
-        if finished:
+        # The profile of the status: the spec may omit it, or name one under which the job was not admitted.
+        self._use(seen, "" if seen.finished else facts.profile)
+        if seen.finished:
             self._live.discard(key)
             seen.finished_jobsets = frozenset()
         else:

@@ -17,7 +17,6 @@ from typing import Any, cast
 import aiohttp
 import kopf
 
-from finetune_operator.cluster.api_server_client import error_from
 from finetune_operator.cluster.connect import ServiceAccountFolder
 from finetune_operator.cluster.port import (
     JOBS,
@@ -29,6 +28,7 @@ from finetune_operator.cluster.port import (
     ResourceKind,
     WatchStream,
 )
+from finetune_operator.cluster.requests import error_from
 from finetune_operator.reconcile.served_namespaces import ServedNamespaces
 from finetune_operator.reconcile.watch_cache import WatchCache
 from finetune_operator.reconcile.watch_objects import parse_page
@@ -212,7 +212,7 @@ class WatchManager:
             self._served.answered(stream)
         elif response.status == HTTPStatus.FORBIDDEN and stream.namespace is not None:
             answer = await read_body(response, _REFUSAL_BYTES) or b""
-            self._served.refused(stream, str(error_from(403, "GET", stream.path, answer, None)))
+            self._served.refused(stream, str(error_from(403, f"GET {stream.path}", answer)))
             # The watch is not dead: /healthz must not fail.
             self._cache.streams.accepted(stream.path)
             await asyncio.sleep(REFUSED_PAUSE_SECONDS)

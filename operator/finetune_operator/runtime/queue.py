@@ -51,8 +51,6 @@ class WorkQueue[K: Hashable]:
         as many as there are waiting keys; ``_standing`` is authoritative."""
         self._turns: OrderedDict[str | None, deque[_Entry[K]]] = OrderedDict()
         """Due keys by namespace, none empty, in the order of the namespaces' turns; each in the order of due times."""
-        self._parked: dict[str | None, deque[_Entry[K]]] = {}
-        """The same for namespaces that had their maximum of keys in progress at their last turn. Each has some."""
         self._postponed: dict[str | None, dict[K, float]] = {}
         """By namespace, none empty: keys that wait until no other is due, the first postponed first, and since when."""
         self._order = itertools.count()
@@ -96,7 +94,7 @@ class WorkQueue[K: Hashable]:
     def crowded(self, key: K) -> bool:
         """Whether a key of the same namespace is due that is not in progress."""
         self._enqueue_due(self._clock())
-        return _namespace(key) in self._turns or _namespace(key) in self._parked
+        return _namespace(key) in self._turns
 
     def is_postponed(self, key: K) -> bool:
         return key in self._postponed.get(_namespace(key), ())
@@ -146,21 +144,22 @@ class WorkQueue[K: Hashable]:
             if left <= 0:
                 return None
             limit = left if each is None else min(each, left)
-        while self._turns:
-            namespace, keys = self._turns.popitem(last=False)
+        for namespace in self._turns:
             in_progress = self._in_progress.get(namespace, 0)
-            if limit is not None and in_progress >= limit:
-                self._parked[namespace] = keys
-                continue
-            due, _, key = keys.popleft()
-            if keys:
-                self._turns[namespace] = keys
-            del self._due[key], self._standing[key]
-            since = self._resume(key)
-            self._taken[key] = due if since is None else min(due, since)
-            self._in_progress[namespace] = in_progress + 1
-            return key
-        return None
+            if limit is None or in_progress < limit:
+                break
+        else:
+            return None
+        keys = self._turns[namespace]
+        due, _, key = keys.popleft()
+        self._turns.move_to_end(namespace)
+        if not keys:
+            del self._turns[namespace]
+        del self._due[key], self._standing[key]
+        since = self._resume(key)
+        self._taken[key] = due if since is None else min(due, since)
+        self._in_progress[namespace] = in_progress + 1
+        return key
 
     def done(self, key: K, again_after: float | None) -> None:
         """Records a success. The key is due again after the given seconds, at most a day; None for not at all."""
@@ -198,7 +197,7 @@ class WorkQueue[K: Hashable]:
     def oldest(self) -> float:
         """Returns the seconds for which the most overdue key has been due, or postponed; 0 if none is."""
         now = self._clock()
-        firsts = [min(keys)[0] for keys in (*self._turns.values(), *self._parked.values())]
+        firsts = [min(keys)[0] for keys in self._turns.values()]
         if (later := self.next_due()) is not None:
             firsts.append(later)
         for postponed in self._postponed.values():
@@ -224,8 +223,6 @@ class WorkQueue[K: Hashable]:
             del self._in_progress[namespace]
         else:
             self._in_progress[namespace] -= 1
-        self._turns.update(self._parked)
-        self._parked.clear()
         self._changed.set()
 
     def _push(self, key: K) -> None:
@@ -242,9 +239,7 @@ class WorkQueue[K: Hashable]:
             entry = heapq.heappop(self._later)
             if self._stands(entry):
                 namespace = _namespace(entry[2])
-                keys = self._parked.get(namespace) or self._turns.get(namespace)
-                if keys is None:
-                    keys = self._turns[namespace] = deque()
+                keys = self._turns.setdefault(namespace, deque())
                 if self.is_postponed(entry[2]):
                     ahead = itertools.takewhile(lambda other: self.is_postponed(other[2]), keys)
                     keys.insert(sum(1 for _ in ahead), entry)
@@ -254,7 +249,7 @@ class WorkQueue[K: Hashable]:
     def _enqueue_postponed(self, now: float) -> None:
         """In each namespace without due keys, makes the key due that was postponed first."""
         for namespace, postponed in tuple(self._postponed.items()):
-            if namespace in self._turns or namespace in self._parked:
+            if namespace in self._turns:
                 continue
             key = next((key for key in postponed if key not in self._taken), None)
             if key is not None:

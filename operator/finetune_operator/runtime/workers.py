@@ -119,15 +119,11 @@ class Workers[K: Hashable]:
             reason = error.reason
             log.warning("%s: %s (again in %.1f s)", reason, error, max(retry_in, error.retry_after))
             self._queue.failed(key, error.retry_after)
-        except asyncio.CancelledError:
+        except (Exception, asyncio.CancelledError) as error:
             task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                # Otherwise a task that the reconcile awaited was cancelled, not the reconcile itself.
                 raise
-            # A task that the reconcile awaited was cancelled, not the reconcile itself.
-            reason = "InternalError"
-            log.exception("internal error of the operator")
-            self._queue.failed(key)
-        except Exception as error:
             if isinstance(error, TimeoutError) and limit.expired():
                 reason = "TooSlow"
                 log.warning("the reconcile was cancelled after %d s", RECONCILE_SECONDS)

@@ -20,7 +20,7 @@ from devcluster.kube import Object
 from tests.bench.measure import stage_request
 from tests.doubles.local_cluster import LocalCluster
 from tests.integration import fake_trainer
-from tests.unit.rendering.golden_jobsets import first_jobsets, offline_plan
+from tests.unit.rendering.golden_jobsets import first_jobsets, offline_admission
 
 _PROFILE = "bench"
 JOB_LABEL = "tpu-finetune.dev/job"
@@ -206,7 +206,7 @@ class EqualJobSets(KubeflowTrainer):
 
 def _equal_runtime(folder: Path) -> Object:
     job, profile = fake_trainer.job("bench", "equal", _PROFILE), fake_trainer.profile(_PROFILE, folder)
-    _, jobset = first_jobsets(offline_plan(job, profile))[0]
+    _, jobset = first_jobsets(offline_admission(job, profile).plan)[0]
     (group,) = jobset["spec"]["replicatedJobs"]
     labels, pod = group["template"]["metadata"]["labels"], group["template"]["spec"]["template"]["spec"]
     # The names by which Kubeflow Trainer finds what it runs.

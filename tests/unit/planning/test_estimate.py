@@ -15,7 +15,7 @@ from finetune_operator.planning.considered import considered_slices
 from finetune_operator.planning.estimate.model_shape import ModelShape
 from finetune_operator.planning.estimate.training_memory import candidates_memory, training_memory
 from finetune_operator.planning.estimate.training_time import StepCount, least_step_seconds, step_count
-from finetune_operator.rendering.offline import offline_admission, offline_plan
+from finetune_operator.rendering.offline import offline_admission
 
 ROOT = Path(__file__).parents[3]
 PROFILE = yaml.safe_load((ROOT / "examples" / "profiles" / "gke-v6e.yaml").read_text())
@@ -60,7 +60,7 @@ def job(**spec: Any) -> dict[str, Any]:
 
 
 def plan(**spec: Any) -> Plan:
-    return offline_plan(job(**spec), PROFILE)
+    return offline_admission(job(**spec), PROFILE).plan
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_the_settings_are_the_jobs_or_those_that_preflight_probably_chooses(
         "decoder_layer_input",
         "mlpwo",
     ]
-    made = offline_plan(job(**spec), profile)
+    made = offline_admission(job(**spec), profile).plan
     found = training_memory(made, LARGE, made.mesh, "v6e")
     assert (found.remat, found.pieces) == (remat, pieces)
     assert (found.parts is None) == (remat is None) == (found.headroom is None)

@@ -124,9 +124,9 @@ async def look(port: int, looks: int, namespaces: int) -> dict[str, Any]:
                 seen = await observer.observe(key)
             except ManyChildren:
                 # As a reconcile does.
-                await large.take(key.namespace)
+                give_back = await large.take(key.namespace)
                 seen = await observer.observe(key, large=True)
-                large.give_back(key.namespace)
+                give_back()
             assert seen is not None
             return str(len(seen.pods))
 

@@ -13,7 +13,7 @@ import yaml
 from finetune_contract import Stage
 from finetune_contract.request import REQUEST_VARIABLE
 from finetune_operator.rendering.labels import PLAN_ANNOTATION
-from finetune_operator.rendering.offline import first_jobsets, offline_plan
+from finetune_operator.rendering.offline import first_jobsets, offline_admission
 from tests.snapshots import check
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -22,7 +22,7 @@ WHOLE = GOLDEN / "request.json"
 
 def plan_offline(job: dict[str, Any], profile: dict[str, Any]) -> list[tuple[Stage, dict[str, Any]]]:
     """The first JobSet of each stage."""
-    return first_jobsets(offline_plan(job, profile))
+    return first_jobsets(offline_admission(job, profile).plan)
 
 
 def check_request(jobset: dict[str, Any]) -> None:

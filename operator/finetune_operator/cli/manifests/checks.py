@@ -25,7 +25,7 @@ from finetune_operator.planning.admission import check_job
 from finetune_operator.planning.sections.chat_template import template_ref
 from finetune_operator.planning.source_job import source_name
 from finetune_operator.rendering import CpuPoolTooSmall
-from finetune_operator.rendering.offline import first_jobsets, offline_admission, offline_plan
+from finetune_operator.rendering.offline import first_jobsets, offline_admission
 from finetune_operator.rendering.offline_source import foreseen_source, unknown_source
 from finetune_operator.rendering.scratch import pool_remarks
 
@@ -214,7 +214,7 @@ def context_of(
         try:
             its_profile = choose_profile(source, of_kind(objects, "FineTuneProfile"))
             given = context_of(source, its_profile, objects, above)
-            plan = offline_plan(source, its_profile, given.template, given.source)
+            plan = offline_admission(source, its_profile, given.template, given.source).plan
         except Refused as refused:
             why = f"is itself refused ({refused.reason})"
         else:
