@@ -17,10 +17,33 @@ def admit_job(observation: Observation) -> NextStep:
     """Stores the plan, and does nothing else: nothing is started before the run folder that it names has been
     read, or is known to be new.
 
-    The next decision follows at once and reports the admission. The plan may be that of a job that has run for days.
-    Raises Refused.
+    The next decision follows at once and reports the admission. The plan may be that of a job that has run for days: a
+    lost plan is made again only if it has the digest that the job's JobSets and status name. Under another plan the job
+    would silently get another image, slice or folder in the middle of its run. Raises Refused.
     """
-    stored, remark = plan_to_store(observation)
+    job, planner = observation.job, observation.planner
+    admission = admit(
+        job,
+        observation.profiles,
+        observation.template,
+        observation.source,
+        observation.neighbours,
+        checked=planner.checked,
+    )
+    planner.admitted(admission)
+    stored, named, remark = admission.stored, _named(observation), None
+    with naming_contact(stored.profile):
+        check_ledger(stored.profile_name, stored.profile_spec, observation.ledger)
+        if not named and not admission.plan.plan_only:
+            remark = check_quotas(admission.plan, observation.quotas)
+    if named and named != {stored.digest}:
+        raise Refused(
+            Reason.PLAN_MISSING,
+            f"The job's plan, ConfigMap {plan_name(job['metadata']['uid'])} in the operator's namespace, is missing "
+            "and cannot be rebuilt: the job or its profile has changed since the job was admitted. Restore the "
+            "ConfigMap or undo the change; or create the job again: spec.resumeFrom continues from its last "
+            "checkpoint.",
+        )
     events = (
         (JobEvent(type=EventType.WARNING, reason=Reason.QUOTA_TOO_SMALL, message=remark),) if remark else ()
     )
@@ -70,42 +93,6 @@ def stored_plan(observation: Observation) -> StoredPlan | None:
             "install the operator's earlier release.",
         )
     return stored
-
-
-def plan_to_store(observation: Observation) -> tuple[StoredPlan, str | None]:
-    """Returns the plan to store for a job that has none, and a remark on quotas. Raises Refused.
-
-    A lost plan is made again only if it has the digest that the job's JobSets and status name: under another plan the
-    job would silently get another image, slice or folder in the middle of its run.
-    """
-    job, planner = observation.job, observation.planner
-    admission = admit(
-        job,
-        observation.profiles,
-        observation.template,
-        observation.source,
-        observation.neighbours,
-        checked=planner.checked,
-    )
-    planner.admitted(admission)
-    stored = admission.stored
-    with naming_contact(stored.profile):
-        check_ledger(stored.profile_name, stored.profile_spec, observation.ledger)
-    named = _named(observation)
-    if not named:
-        if admission.plan.plan_only:
-            return stored, None
-        with naming_contact(stored.profile):
-            return stored, check_quotas(admission.plan, observation.quotas)
-    if named != {stored.digest}:
-        raise Refused(
-            Reason.PLAN_MISSING,
-            f"The job's plan, ConfigMap {plan_name(job['metadata']['uid'])} in the operator's namespace, is missing "
-            "and cannot be rebuilt: the job or its profile has changed since the job was admitted. Restore the "
-            "ConfigMap or undo the change; or create the job again: spec.resumeFrom continues from its last "
-            "checkpoint.",
-        )
-    return stored, None
 
 
 def _named(observation: Observation) -> set[str]:

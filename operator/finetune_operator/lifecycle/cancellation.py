@@ -12,6 +12,7 @@ from finetune_operator.api import Reason
 from finetune_operator.lifecycle.attempts.stop_records import CANCELLED
 from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.lifecycle.stages.job_stages import JobStages
+from finetune_operator.lifecycle.stages.spending import ForcedSuspension
 from finetune_operator.planning import Refused
 
 type Object = Mapping[str, Any]
@@ -40,6 +41,15 @@ def not_retried() -> Refused:
     return Refused(
         Reason.CANCELLED,
         "spec.cancel is true, which cannot be taken back. Create another job; its spec.resumeFrom continues this one.",
+    )
+
+
+def not_ended() -> ForcedSuspension:
+    """Returns why a cancelled job of which nothing runs has not ended."""
+    return ForcedSuspension(
+        reason=Reason.CANCELLING,
+        message="The job is cancelled, and nothing of it runs.",
+        fix="It ends when its run folder can be read, which shows whether it has succeeded or failed before.",
     )
 
 

@@ -181,12 +181,7 @@ def stop(
     jobsets: Iterable[JobSet], records: tuple[Record, ...] = (), *, status_first: bool = False
 ) -> Delete | Wait:
     """Returns the deletion of those JobSets that may still run and are not being deleted; Wait if there are none."""
-    running = tuple(Deletion.of(each) for each in jobsets if stoppable(each))
+    running = tuple(Deletion.of(each) for each in jobsets if not each.ended and not each.deleting)
     if not running:
         return Wait(records=records)
     return Delete(jobsets=running, records=records, status_first=status_first)
-
-
-def stoppable(jobset: JobSet) -> bool:
-    """Whether the JobSet has neither ended nor is being deleted."""
-    return not jobset.ended and not jobset.deleting

@@ -72,14 +72,9 @@ class JobState:
     """Why the run folder cannot be read."""
 
 
-def paused() -> JobState:
-    """Returns the state of a job of which nothing runs, while the operator starts nothing."""
-    return JobState(phase=JobPhase.ACTIVE, wait=WaitCause(reason=WaitingReason.PAUSED, message=PAUSED))
-
-
-def waits_for_budget(month: ForcedSuspension) -> JobState:
-    """Returns the state of a job of which nothing runs, and whose next stage the namespace's budget does not allow."""
-    return JobState(phase=JobPhase.ACTIVE, wait=WaitCause(reason=WaitingReason.BUDGET, message=month.text))
+def waits(reason: WaitingReason, message: str) -> JobState:
+    """Returns the state of a job of which nothing runs, and which proceeds when the wait ends."""
+    return JobState(phase=JobPhase.ACTIVE, wait=WaitCause(reason=reason, message=message))
 
 
 _CONFIGURE = "Ask the platform team for what is missing: the job then continues automatically."

@@ -27,12 +27,12 @@ from finetune_operator.lifecycle.decision import (
     Wait,
     stop,
 )
+from finetune_operator.lifecycle.facts import Facts
 from finetune_operator.lifecycle.job_state import JobPhase, JobState, WaitCause, queued
 from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.lifecycle.stages.job_stages import JobStages
-from finetune_operator.lifecycle.stages.spending import seconds_left
-from finetune_operator.lifecycle.stops import Stop
-from finetune_operator.lifecycle.unknown_progress import readable_since
+from finetune_operator.lifecycle.stops import Stop, readable_since, seconds_to_stop
+from finetune_operator.lifecycle.unplanned import counted_unplanned
 from finetune_operator.lifecycle.unremovable import unremovable
 from finetune_operator.lifecycle.waiting import NO_PODS_SECONDS, attempt_blocker, input_wait, recovering
 from finetune_operator.planning import Refused
@@ -42,54 +42,44 @@ from finetune_operator.rendering import CpuPoolTooSmall, render_jobset
 _SAVING_SECONDS = 10.0
 
 
-def watch(observation: Observation, stages: JobStages, refused: Refused | None) -> NextStep:
-    """Reports how the live attempt proceeds, or stops it."""
-    attempt = stages.live
-    assert attempt is not None, "called for a live attempt"
-    if unfit := _unfit(stages, attempt, refused):
-        return end(observation, stages, attempt, unfit)
+def watch(facts: Facts, attempt: Attempt) -> NextStep:
+    """Reports how the live attempt of a job whose plan and run folder are known proceeds, or stops it."""
+    observation, stages = facts.observation, facts.planned
+    if unfit := _unfit(stages, attempt, facts.refused):
+        return carry_out(facts, attempt, Stop(record=unfit))
     queue = queue_status(
         attempt.jobset, attempt.workload, served=observation.workloads is not None, now=observation.now
     )
     if queue and queue.without_quota:
-        if over := deadlines.given_up(attempt, stages.plan) or _begins_anew(attempt):
-            return end(observation, stages, attempt, over)
         evicted = _evicted(attempt)
+        if over := deadlines.given_up(attempt, stages.plan) or _begins_anew(attempt, evicted):
+            return carry_out(facts, attempt, Stop(record=over))
         return NextStep(
             action=Wait(
-                records=_record(observation, stages, attempt, evicted)
-                if evicted
+                records=_record(facts, attempt, evicted)
+                if evicted and attempt.files
                 else _earlier(stages, attempt)
             ),
-            state=queued(stages.plan, stages.current.stage, queue, refused),
+            state=queued(stages.plan, stages.current.stage, queue, facts.refused),
             stages=stages,
-            requeue_after=_requeue_after(observation, stages, attempt),
+            requeue_after=_requeue_after(facts, attempt),
         )
-    return _watch_pods(observation, stages, attempt, queue, refused)
+    return _watch_pods(facts, observation, attempt, queue)
 
 
 def _watch_pods(
-    observation: Observation,
-    stages: JobStages,
-    attempt: Attempt,
-    queue: QueueStatus | None,
-    refused: Refused | None,
+    facts: Facts, observation: Observation, attempt: Attempt, queue: QueueStatus | None
 ) -> NextStep:
-    """Reports on an attempt that may have pods, or stops it."""
+    """Reports on an attempt that may have pods, or stops it. ``observation``: that of ``facts``, or without Events."""
+    stages, refused = facts.planned, facts.refused
     short = short_job(attempt, stages.plan, observation)
     if short and observation.events is None:
         # Only Events show whether pods are refused, or come late.
-        known = _watch_pods(replace(observation, events=()), stages, attempt, queue, refused)
+        known = _watch_pods(facts, replace(observation, events=()), attempt, queue)
         return replace(known, details=DetailRequest(events=ObjectReference(kind="Job", name=short)))
     refusal = refused_pods(attempt, stages.plan, observation)
-    late = _deadlines(observation, stages, attempt).overdue
-    if refusal and refusal.until <= observation.now:
-        late = refusal.record
-    if seconds_beside_others(attempt, observation.now) == 0:
-        late = attempt.recorded or died(attempt) or late
-    silent = late and late.reason in deadlines.STANDING_STILL
-    if late and not (silent and observation.folder.progress_unknown):
-        return _end_late(observation, stages, attempt, late)
+    if late := _late(facts, attempt, refusal):
+        return _end_late(facts, attempt, late)
     running = attempt.running
     wait = input_wait(stages)
     if queue and queue.quota_state is QuotaState.CHECKED:
@@ -115,108 +105,130 @@ def _watch_pods(
     )
     about = obstacle.about if obstacle and observation.events is None else None
     return NextStep(
-        action=Wait(records=_earlier(stages, attempt) or _seen_failing(observation, stages, attempt)),
+        action=Wait(records=_earlier(stages, attempt) or _seen_failing(facts, attempt)),
         state=state,
         stages=stages,
-        requeue_after=_requeue_after(observation, stages, attempt, refusal),
+        requeue_after=_requeue_after(facts, attempt, refusal),
         details=DetailRequest(events=about) if about else None,
     )
 
 
-def carry_out(
-    observation: Observation, stages: JobStages, attempt: Attempt, refused: Refused | None, stop: Stop
-) -> NextStep:
+def watch_unseen(facts: Facts, attempt: Attempt) -> NextStep:
+    """Reports on the live attempt of a job whose run folder is unknown, or stops it: the pods alone show when a stage
+    without steps takes too long."""
+    observation = facts.observation
+    late = deadlines.AttemptDeadlines(
+        attempt=attempt, plan=facts.planned.plan, progress=None, now=observation.now
+    ).overdue
+    if late and late.reason == deadlines.STAGE_TIMEOUT:
+        return carry_out(facts, attempt, Stop(record=late))
+    queue = queue_status(
+        attempt.jobset, attempt.workload, served=observation.workloads is not None, now=observation.now
+    )
+    return facts.step(Wait(), replace(facts.state(), queue=queue))
+
+
+def _late(facts: Facts, attempt: Attempt, refusal: RefusedPods | None) -> Failure | None:
+    """Returns why the attempt has waited, or been silent, for too long; None if it has not."""
+    observation = facts.observation
+    beside_others = seconds_beside_others(attempt, observation.now) == 0
+    if beside_others and (failure := attempt.recorded or died(attempt)):
+        return failure
+    if refusal and refusal.until <= observation.now:
+        return refusal.record
+    late = _deadlines(facts, attempt).overdue
+    silent = late and late.reason in deadlines.STANDING_STILL
+    return None if silent and observation.folder.progress_unknown else late
+
+
+def carry_out(facts: Facts, attempt: Attempt, stop: Stop) -> NextStep:
     """Stops the attempt: it saves and ends."""
     goes_on = stop.phase is JobPhase.ACTIVE
+    records = _record(facts, attempt, stop.record) if stop.record else ()
+    if facts.stages is None or (facts.unknown and goes_on):
+        return _stop(facts, facts.state(), records)
     state = JobState(
         phase=stop.phase,
-        refused=refused,
+        refused=facts.refused,
         running=attempt.running and not goes_on,
-        recovering=goes_on and recovering(stages),
+        recovering=goes_on and recovering(facts.stages),
         over=stop.over,
+        unreadable=facts.observation.folder.unreadable,
     )
-    records = _record(observation, stages, attempt, stop.record) if stop.record else ()
-    return _stop(observation, stages, state, records)
+    return _stop(facts, state, records)
 
 
-def stop_over(
-    observation: Observation, stages: JobStages, refused: Refused | None, why: Failure | None
-) -> NextStep:
-    """Deletes the JobSet of an attempt that is over, whose end is already classified. ``why``: the stop that the job's
-    user requests; None: the job may run."""
-    attempt, phase = stages.leftover, JobPhase.ACTIVE
-    assert attempt is not None, "called for an attempt that is over"
-    if why:
-        phase = Stop(record=why).phase
+def stop_over(facts: Facts, attempt: Attempt) -> NextStep:
+    """Deletes the JobSet of an attempt that is over, whose end is already classified."""
+    phase = Stop(record=facts.requested).phase if facts.requested else JobPhase.ACTIVE
     others = {each.name for pod in attempt.pods for each in pod.containers if each.state.terminated is None}
     running = f", in which other containers still run: {', '.join(sorted(others)[:5])}" if others else ""
     message = f"the trainer of {attempt.key.stage} has ended, and its pods are deleted{running}."
     wait = WaitCause(reason=WaitingReason.POD, message=message)
-    return _stop(observation, stages, JobState(phase=phase, refused=refused, wait=wait))
+    return _stop(facts, JobState(phase=phase, refused=facts.refused, wait=wait))
 
 
-def end(observation: Observation, stages: JobStages, attempt: Attempt, why: Failure) -> NextStep:
-    """It is stopped, and the next attempt follows."""
-    return carry_out(observation, stages, attempt, None, Stop(record=why))
-
-
-def _end_late(observation: Observation, stages: JobStages, attempt: Attempt, late: Failure) -> NextStep:
+def _end_late(facts: Facts, attempt: Attempt, late: Failure) -> NextStep:
     """Stops an attempt that is overdue. If it makes no progress, the progress of its hosts is read first, to name the
     one that hangs."""
+    observation, stages = facts.observation, facts.planned
     recorded = attempt.recorded
     if recorded and recorded.reason == late.reason:
         # Classified before; its pods take their time to end.
-        return end(observation, stages, attempt, recorded)
+        return carry_out(facts, attempt, Stop(record=recorded))
     mesh = stages.plan.mesh
+    step = carry_out(facts, attempt, Stop(record=late))
     stands = late.reason in (deadlines.HUNG, deadlines.STARTUP_TIMEOUT)
     if not stands or stages.plan.pathways is not None or mesh.hosts * mesh.slices == 1:
-        return end(observation, stages, attempt, late)
+        return step
     if observation.hosts is None:
-        details = DetailRequest(hosts=mesh.hosts * mesh.slices)
-        return replace(end(observation, stages, attempt, late), details=details)
-    return end(
-        observation, stages, attempt, stragglers.identify_stragglers(late, attempt, observation.hosts, mesh)
-    )
+        return replace(step, details=DetailRequest(hosts=mesh.hosts * mesh.slices))
+    named = stragglers.identify_stragglers(late, attempt, observation.hosts, mesh)
+    return carry_out(facts, attempt, Stop(record=named))
 
 
-def _stop(
-    observation: Observation, stages: JobStages, state: JobState, records: tuple[Record, ...] = ()
-) -> NextStep:
+def _stop(facts: Facts, state: JobState, records: tuple[Record, ...] = ()) -> NextStep:
     """Deletes every JobSet that may still run, after the records."""
-    attempt = stages.live or stages.leftover
+    observation = facts.observation
+    if facts.unknown:
+        return facts.step(stop(observation.jobsets, status_first=True), state, records)
+    attempt = facts.live or facts.planned.leftover
     if attempt and (kept := unremovable(observation, attempt)):
         state = replace(state, wait=kept, stuck=True, running=False)
     return NextStep(
-        action=stop(observation.jobsets, records), state=state, stages=stages, requeue_after=SAFETY_SECONDS
+        action=stop(observation.jobsets, records),
+        state=state,
+        stages=facts.stages,
+        requeue_after=SAFETY_SECONDS,
     )
 
 
-def _deadlines(observation: Observation, stages: JobStages, attempt: Attempt) -> deadlines.AttemptDeadlines:
+def _deadlines(facts: Facts, attempt: Attempt) -> deadlines.AttemptDeadlines:
+    observation = facts.observation
     return deadlines.AttemptDeadlines(
         attempt=attempt,
-        plan=stages.plan,
+        plan=facts.planned.plan,
         progress=observation.folder.progress,
         now=observation.now,
         readable_since=readable_since(observation),
     )
 
 
-def _requeue_after(
-    observation: Observation, stages: JobStages, attempt: Attempt, refusal: RefusedPods | None = None
-) -> float:
+def _requeue_after(facts: Facts, attempt: Attempt, refusal: RefusedPods | None = None) -> float:
     """Seconds. A running stage reports its progress in the run folder, and no watch reports that."""
-    if deadlines.interrupted(attempt, observation.folder.progress):
+    observation, stages = facts.observation, facts.planned
+    progress = observation.folder.progress
+    if deadlines.interrupted(attempt, progress):
         regular = observation.urgent_pace(deadlines.INTERRUPTED_LOOK)
     elif attempt.running:
         regular = observation.pace() - observation.folder.progress_age
     else:
         regular = observation.pace(SAFETY_SECONDS if attempt.pods else NO_PODS_SECONDS)
     due = (
-        _deadlines(observation, stages, attempt).next_due,
-        deadlines.active_left(stages.plan.limits, stages.used),
-        seconds_left(stages, attempt),
+        _deadlines(facts, attempt).next_due,
         seconds_beside_others(attempt, observation.now),
         (refusal.until - observation.now).total_seconds() if refusal else None,
+        *seconds_to_stop(facts.limits, stages, attempt),
     )
     return max(1.0, min([regular, *(each for each in due if each is not None)]))
 
@@ -226,38 +238,29 @@ def _evicted(attempt: Attempt) -> Failure | None:
     deleted."""
     condition = attempt.workload.evicted if attempt.workload else None
     recorded = attempt.recorded
-    if condition is None or attempt.files is None or (recorded and recorded.reason != EVICTED):
+    if condition is None or (recorded and recorded.reason != EVICTED):
         return None
     return eviction(attempt, condition)
 
 
-def _begins_anew(attempt: Attempt) -> Failure | None:
+def _begins_anew(attempt: Attempt, evicted: Failure | None) -> Failure | None:
     """Returns the record of an attempt that has run and was then evicted because it waited too long for nodes.
 
     It loses its place in the queue anyway. Kueue counts running as waiting, so only the waiting time of a new JobSet
     can be added up.
     """
-    workload = attempt.workload
-    condition = workload.evicted if workload else None
-    recorded = attempt.recorded
-    if workload is None or condition is None or (recorded and recorded.reason != EVICTED):
-        return None
     ran = attempt.files is not None or attempt.key.restart > 0
-    return eviction(attempt, condition) if ran and workload.pods_not_ready_in_time else None
+    return evicted if ran and attempt.workload and attempt.workload.pods_not_ready_in_time else None
 
 
 def _unfit(stages: JobStages, attempt: Attempt, refused: Refused | None) -> Failure | None:
     """Returns why the attempt's JobSet is not one that the operator would create and observe now; None if it is."""
-    if _of_another_plan(stages, attempt):
+    if attempt.jobset is not None and attempt.jobset.plan_digest != stages.plan.digest:
+        # Its image, slice or folder may differ.
         return replacement("its JobSet was created from another plan than the stored one")
     if not refused and _edited(stages, attempt):
         return replacement("the job was edited after its JobSet was created")
     return sent_elsewhere(attempt)
-
-
-def _of_another_plan(stages: JobStages, attempt: Attempt) -> bool:
-    """Returns whether the JobSet was made under another plan than the job's: its image, slice or folder may differ."""
-    return attempt.jobset is not None and attempt.jobset.plan_digest != stages.plan.digest
 
 
 def _edited(stages: JobStages, attempt: Attempt) -> bool:
@@ -292,7 +295,7 @@ def _earlier(stages: JobStages, attempt: Attempt) -> tuple[Record, ...]:
     return ((attempt.key, earlier_run(attempt).model_copy(update={**found, **held})),)
 
 
-def _seen_failing(observation: Observation, stages: JobStages, attempt: Attempt) -> tuple[Record, ...]:
+def _seen_failing(facts: Facts, attempt: Attempt) -> tuple[Record, ...]:
     """The record of a process that was seen to fail by the job's own fault, and left none.
 
     Nothing else shows it if another client deletes pods or JobSet before the JobSet is seen to have ended.
@@ -302,17 +305,18 @@ def _seen_failing(observation: Observation, stages: JobStages, attempt: Attempt)
     failure = died(attempt)
     if failure is None or failure.failure_class not in (FailureClass.USER, FailureClass.PLATFORM):
         return ()
-    return _record(observation, stages, attempt, failure)
+    return _record(facts, attempt, failure)
 
 
-def _record(
-    observation: Observation, stages: JobStages, attempt: Attempt, why: Failure
-) -> tuple[Record, ...]:
+def _record(facts: Facts, attempt: Attempt, why: Failure) -> tuple[Record, ...]:
     """The record of why the attempt is stopped, unless the run folder has it.
 
     It is written before the signal, so that it holds whatever the trainer writes last, and it contains what cannot be
     observed any more once the JobSet is gone.
     """
+    observation, stages = facts.observation, facts.stages
+    if stages is None:
+        return ((attempt.key, counted_unplanned(attempt, why, observation)),)
     recorded = attempt.recorded
     progress = progress_of(attempt, observation.folder.progress)
     seen = {

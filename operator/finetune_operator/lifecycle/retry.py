@@ -18,17 +18,7 @@ def requested_generation(observation: Observation) -> int | None:
 def acted_generation(observation: Observation) -> int:
     """Returns the newest generation that was acted on."""
     recorded = observation.folder.retry.generation if observation.folder.retry else 0
-    return max(recorded, reported_generation(observation))
-
-
-def reported_generation(observation: Observation) -> int:
-    """Returns the newest generation in the status; 0 if there is none."""
-    return observation.status.retry_generation or 0
-
-
-def revived(observation: Observation) -> bool:
-    """Returns whether an ended job is being retried and its status does not show this yet."""
-    return acted_generation(observation) > reported_generation(observation)
+    return max(recorded, observation.status.retry_generation or 0)
 
 
 def retry_record(observation: Observation, stages: JobStages, generation: int) -> RetryRecord | None:

@@ -4,14 +4,19 @@ What must stop, stops by the cluster's objects, the job's spec, its profile and 
 (a training without progress, an edited job) are those of :mod:`finetune_operator.lifecycle.live_attempt`.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 
-from finetune_contract import Failure
+from finetune_contract import ExitCode, Failure, Stage
+from finetune_operator.api import ConditionStatus, ConditionType, Reason
+from finetune_operator.api.timestamps import after
 from finetune_operator.lifecycle.attempts import deadlines
 from finetune_operator.lifecycle.attempts.attempt import Attempt, seconds_beside_others
 from finetune_operator.lifecycle.attempts.pod_failures import died
 from finetune_operator.lifecycle.attempts.stop_records import (
     CANCELLED,
+    RUN_FOLDER_UNREADABLE,
     SUSPENDED,
     budget_stop,
     requested_stop,
@@ -19,8 +24,12 @@ from finetune_operator.lifecycle.attempts.stop_records import (
 from finetune_operator.lifecycle.job_state import JobPhase
 from finetune_operator.lifecycle.observation import Observation, ReadFailure
 from finetune_operator.lifecycle.stages.job_stages import JobStages
-from finetune_operator.lifecycle.stages.spending import ForcedSuspension, must_stop
-from finetune_operator.lifecycle.unknown_progress import blind_left, halted, unseen
+from finetune_operator.lifecycle.stages.spending import (
+    ForcedSuspension,
+    budget_exceeded,
+    must_stop,
+    seconds_left,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,11 +44,34 @@ class Limits:
     spent: ForcedSuspension | None
     """The limit on chip hours or money that is exhausted; None if all allow more."""
     blind: int | None = None
-    """Maximum of seconds without knowledge of a training's progress; None: no limit."""
+    """Maximum of seconds without knowledge of a training's progress (``spec.hangPolicy.blindSeconds``); None: no
+    limit."""
     unknown: ReadFailure | None = None
     """Why the progress, or all of the run folder, is unknown; None if it is known."""
     settled: bool = False
     """Whether the job has succeeded or failed, so that what still runs counts no more."""
+
+    @property
+    def active_left(self) -> float | None:
+        """Seconds that the job may still run; None: no limit."""
+        return None if self.active is None else self.active - self.seconds
+
+    @property
+    def blind_left(self) -> float | None:
+        """Seconds that the job may still run without knowledge of its progress, counted from the transition of the
+        condition RunFolderReadable. None: there is no limit, or the cause is not this run folder.
+
+        Nothing runs while the job's pods are unknown: neither budgets nor deadlines could end it.
+        """
+        why, observation = self.unknown, self.observation
+        if why is not None and why.excess:
+            return 0.0
+        if self.blind is None or why is None or not why.alone:
+            return None
+        known = observation.status.condition(ConditionType.RUN_FOLDER_READABLE)
+        unknown = known is not None and known.status is ConditionStatus.FALSE
+        since = known.last_transition_time if known and unknown else observation.now
+        return (after(since, self.blind) - observation.now).total_seconds()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,21 +91,17 @@ class Stop:
         return JobPhase.CANCELLING if self.record.reason == CANCELLED else JobPhase.ACTIVE
 
 
-def planned_limits(
-    observation: Observation,
-    stages: JobStages,
-    spent: ForcedSuspension | None,
-    unknown: ReadFailure | None,
-) -> Limits:
-    """Returns the limits of a job with a plan. ``spent``: the job's own exhausted budget."""
-    limits = stages.plan.limits
+def planned_limits(observation: Observation, stages: JobStages) -> Limits:
+    """Returns the limits of a job with a plan."""
+    limits, folder, live = stages.plan.limits, observation.folder, stages.live
+    trains = live is not None and live.key.stage is Stage.TRAIN
     return Limits(
         observation=observation,
         seconds=stages.used.seconds,
         active=limits.active,
-        spent=spent or must_stop(stages),
+        spent=budget_exceeded(stages) or must_stop(stages),
         blind=limits.blind,
-        unknown=unknown,
+        unknown=folder.unreadable or (folder.progress_unknown if trains else None),
         settled=bool(stages.succeeded or stages.failed),
     )
 
@@ -83,19 +111,65 @@ def stop_of(limits: Limits, attempt: Attempt) -> Stop | None:  # noqa: PLR0911  
 
     A job that is suspended or cancelled by its user does not fail for its deadline or its budget.
     """
-    observation, unknown = limits.observation, limits.unknown
+    observation = limits.observation
     if limits.settled:
         return Stop(record=None)
     if requested := requested_stop(observation.job["spec"]):
         return Stop(record=requested)
-    if limits.active is not None and limits.seconds >= limits.active:
+    if limits.active_left is not None and limits.active_left <= 0:
         return Stop(record=deadlines.active_exceeded(limits.active))
     if limits.spent and attempt.key.stage.on_tpu:
         return Stop(record=budget_stop(limits.spent.message), over=limits.spent)
-    left = blind_left(observation, limits.blind, unknown)
-    if unknown and left is not None and left <= 0:
-        return Stop(record=unseen(limits.blind, unknown), over=halted(unknown))
+    if limits.unknown and limits.blind_left is not None and limits.blind_left <= 0:
+        return Stop(record=_unseen(limits.blind, limits.unknown), over=halted(limits.unknown))
     if attempt.trainer_ended and seconds_beside_others(attempt, observation.now) == 0:
         # Containers that others have added to its pods would hold the slice without end.
         return Stop(record=died(attempt))
     return None
+
+
+def seconds_to_stop(limits: Limits, stages: JobStages, attempt: Attempt) -> Iterator[float]:
+    """Yields the seconds until each of these reasons applies to the live ``attempt``, as far as they are known."""
+    for left in (
+        limits.active_left,
+        seconds_left(stages, attempt),
+        limits.blind_left,
+    ):
+        if left is not None:
+            yield left
+
+
+def readable_since(observation: Observation) -> datetime | None:
+    """Returns the time since which the run folder, which can be read now, could be read; None if the status does not
+    say."""
+    if observation.folder.progress_unknown:
+        return observation.now
+    known = observation.status.condition(ConditionType.RUN_FOLDER_READABLE)
+    if known is None:
+        return None
+    return known.last_transition_time if known.status is ConditionStatus.TRUE else observation.now
+
+
+def _unseen(most: int | None, why: ReadFailure) -> Failure:
+    """Returns the record of an attempt that is stopped because its progress cannot be read. No failure is counted."""
+    when = "" if why.excess else f" after the {most} s of spec.hangPolicy.blindSeconds"
+    return Failure(
+        code=ExitCode.STOPPED,
+        reason=RUN_FOLDER_UNREADABLE,
+        message=f"Stopped{when} without knowledge of its progress: {why.message}"[:1024],
+    )
+
+
+def halted(why: ReadFailure) -> ForcedSuspension:
+    """Returns why the operator suspends the job although its user has not."""
+    if why.excess:
+        return ForcedSuspension(
+            reason=Reason.TOO_MANY_OBJECTS,
+            message=f"The job's pods are unknown: {why.message}",
+            fix="The job then continues automatically from its last checkpoint.",
+        )
+    return ForcedSuspension(
+        reason=Reason.RUN_FOLDER_UNREADABLE,
+        message=f"The progress of the training cannot be read: {why.message}",
+        fix="Repair the run folder: the job then continues automatically from its last checkpoint.",
+    )

@@ -116,7 +116,7 @@ def attempt_blocker(  # noqa: PLR0911  one per case
     if unsuspended_at := _without_pods_since(
         observation, attempt, queue, pre_running=plan.limits.pre_running
     ):
-        job = f"{_name(plan, attempt)}-{first_group(plan, stage)}-0"
+        job = f"{jobset_name(plan.job.name, *attempt.key.jobset)}-{first_group(plan, stage)}-0"
         return AttemptBlocker(
             wait=WaitCause(
                 reason=WaitingReason.INPUT,
@@ -184,7 +184,7 @@ def _secrets(plan: Plan) -> Iterator[tuple[str, tuple[str, str]]]:
 def no_pods(plan: Plan, attempt: Attempt, events: Iterable[ObjectEvent] | None) -> str:
     """Returns why a JobSet has no pods, with the Job controller's message if there is one."""
     stage, namespace = attempt.key.stage, plan.job.namespace
-    name = _name(plan, attempt)
+    name = jobset_name(plan.job.name, *attempt.key.jobset)
     account = plan.service_account_tpu if stage.on_tpu else plan.service_account_cpu
     check = (
         f'Check that ServiceAccount "{account}" exists in namespace "{namespace}", and that quota and admission '
@@ -218,7 +218,7 @@ def _without_pods_since(
 
 
 def _suspended_by_hand(plan: Plan, attempt: Attempt) -> WaitCause:
-    name, namespace = _name(plan, attempt), plan.job.namespace
+    name, namespace = jobset_name(plan.job.name, *attempt.key.jobset), plan.job.namespace
     return WaitCause(
         reason=WaitingReason.INPUT,
         message=f"JobSet {name} is suspended, and no queue holds it. Resume it with: kubectl -n {namespace} patch "
@@ -255,7 +255,3 @@ def _nodes(plan: Plan, stage: Stage) -> str:
     chips = f"{plan.placement.shape.chips_per_host} chips each" if on_tpu else "enough free resources for it"
     named = ", ".join(f"{key}={value}" for key, value in sorted(labels.items()))
     return f"{named} and {chips}" if named else chips
-
-
-def _name(plan: Plan, attempt: Attempt) -> str:
-    return jobset_name(plan.job.name, attempt.key.stage, attempt.key.number)

@@ -85,7 +85,7 @@ FAILED = Row(
 )
 
 
-def _admitted() -> World:
+def admitted() -> World:
     world = World()
     world.admit()
     return world
@@ -386,7 +386,7 @@ STATES: Mapping[str, tuple[Callable[[], World], Row]] = {
     "an older generation, invalid": (lambda: _edited(no_profile), UNSEEN),
     "an older generation, succeeded": (lambda: _edited(succeeded), UNSEEN),
     "an older generation, failed": (lambda: _edited(failed), UNSEEN),
-    "admitted": (_admitted, ACTIVE),
+    "admitted": (admitted, ACTIVE),
     "validating": (lambda: at(Stage.PREFLIGHT), ACTIVE),
     "waiting for input": (_missing_input, ACTIVE),
     "converting": (lambda: at(Stage.CONVERT), ACTIVE),

@@ -9,11 +9,9 @@ from finetune_operator.api.timestamps import after, stamp
 from finetune_operator.lifecycle.attempts.attempt import Attempt, stepped
 from finetune_operator.lifecycle.attempts.capacity import no_capacity
 from finetune_operator.lifecycle.attempts.disruption import PREEMPTED, disruption
-from finetune_operator.lifecycle.attempts.usage import Usage
 from finetune_operator.lifecycle.children.pod_blocker import lacks_input, pod_blocker
 from finetune_operator.lifecycle.children.pods import first_start, last_start, oldest_wait, running_span
 from finetune_operator.planning import Plan
-from finetune_operator.planning.plan import TimeLimits
 
 #: Reasons. If the operator ends an attempt, it first writes a record with one of them.
 DEADLINE_EXCEEDED = "DeadlineExceeded"
@@ -34,11 +32,6 @@ INTERRUPTED_LOOK = 5.0
 #: Maximum number of seconds for which an unreadable run folder explains missing progress. A training that cannot save
 #: for longer has ended.
 _LONGEST_OUTAGE = 6 * 3600
-
-
-def active_left(limits: TimeLimits, used: Usage) -> float | None:
-    """Returns the seconds that the job may still run; None if it has no limit."""
-    return None if limits.active is None else limits.active - used.seconds
 
 
 def active_exceeded(seconds: int | None) -> Failure:

@@ -18,7 +18,7 @@ CANCELLED = "Cancelled"
 REPLACED = "Replaced"
 EVICTED = "Evicted"
 BUDGET_EXHAUSTED = "BudgetExhausted"
-#: Stopped because its progress could not be read, see :mod:`finetune_operator.lifecycle.without_run_folder`.
+#: Stopped because its progress could not be read, see :mod:`finetune_operator.lifecycle.stops`.
 RUN_FOLDER_UNREADABLE = "RunFolderUnreadable"
 #: No class is charged for these.
 ON_PURPOSE = (SUSPENDED, CANCELLED, REPLACED, BUDGET_EXHAUSTED, RUN_FOLDER_UNREADABLE)

@@ -135,7 +135,7 @@ def _ended(attempt: Attempt, result: AttemptResult, stages: JobStages, node: str
     return AttemptRecord.model_construct(
         stage=attempt.key.stage,
         attempt=attempt.ordinal,
-        job_set=attempt_jobset(attempt, stages),
+        job_set=jobset_name(stages.plan.job.name, *attempt.key.jobset),
         restart=attempt.key.restart or None,
         failure_class=result.failure_class,
         reason=result.reason,
@@ -143,8 +143,3 @@ def _ended(attempt: Attempt, result: AttemptResult, stages: JobStages, node: str
         start_step=start_step,
         end_step=end_step,
     )
-
-
-def attempt_jobset(attempt: Attempt, stages: JobStages) -> str:
-    """Returns the name of the attempt's JobSet."""
-    return jobset_name(stages.plan.job.name, attempt.key.stage, attempt.key.number)

@@ -1,0 +1,131 @@
+"""The limits of a job without a usable plan, and what it has used of them.
+
+Whether the job would be admitted now does not matter: a plan may be lost while the job's spec is invalid or its profile
+is deleted. Running time, chip hours and cost in the status are a floor; what has run since is counted by the chips of
+the JobSets.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from finetune_contract import Failure
+from finetune_operator.lifecycle.attempts.attempt import Attempt
+from finetune_operator.lifecycle.attempts.usage import Usage, run_seconds, run_seconds_since
+from finetune_operator.lifecycle.attempts.wait_times import recorded_waits
+from finetune_operator.lifecycle.observation import Observation
+from finetune_operator.lifecycle.stages.spending import exhausted, month_exhausted, monthly_limit
+from finetune_operator.lifecycle.stops import Limits
+from finetune_operator.planning.budget import SpendingLimit
+from finetune_operator.planning.errors import whom_to_ask
+from finetune_operator.planning.merge import lookup, merge
+from finetune_operator.planning.slices.topology import terms
+
+type Object = Mapping[str, Any]
+
+_HOUR = 3600
+
+
+def unplanned_limits(observation: Observation, used: Usage) -> Limits:
+    """Returns the limits in the present spec and profile; if the profile is deleted, too, those in the status."""
+    name, profile = _profile(observation)
+    spec = merge(profile.get("defaults") or {}, observation.job["spec"])
+    deadline, month = _number(spec.get("activeDeadlineSeconds")), monthly_limit(observation, used)
+    namespace, contact = observation.job["metadata"]["namespace"], whom_to_ask(profile.get("owner"))
+    return Limits(
+        observation=observation,
+        seconds=used.seconds,
+        active=None if deadline is None else int(deadline),
+        spent=exhausted(_ceilings(observation, spec, name, profile, used))
+        or (month_exhausted(month, namespace, contact) if month and month.exhausted else None),
+    )
+
+
+def unplanned_usage(observation: Observation, attempts: Sequence[Attempt]) -> Usage:
+    """Returns the usage in the status, and what the JobSets show of the time since."""
+    elapsed, reported = observation.status.active_time, observation.status.cost
+    as_of = elapsed.as_of if elapsed else None
+    seconds = float(elapsed.seconds) if elapsed else 0.0
+    hours = (_number(reported.chip_hours) or 0.0) if reported else 0.0
+    cost = (_number(reported.amount) or 0.0) if reported else 0.0
+    for attempt in attempts:
+        length = (
+            run_seconds_since(attempt, as_of, observation.now)
+            if as_of
+            else run_seconds(attempt, observation.now)
+        )
+        each = length * _chips(attempt) / _HOUR
+        seconds += length
+        hours += each
+        cost += each * (_price(attempt, observation) or 0.0)
+    return Usage(seconds=seconds, chip_hours=hours, cost=cost)
+
+
+def counted_unplanned(attempt: Attempt, why: Failure, observation: Observation) -> Failure:
+    """Returns the record of a stop, including what nothing else shows once JobSet and pods are deleted."""
+    seen: dict[str, Any] = {"seconds": run_seconds(attempt, observation.now) or None}
+    if attempt.key.stage.on_tpu:
+        seen |= {"chips": _chips(attempt), "chip_hour_price": _price(attempt, observation)}
+    return why.model_copy(update=seen | recorded_waits(attempt, observation.now))
+
+
+def _profile(observation: Observation) -> tuple[str, Object]:
+    """Returns name and present spec of the profile that admitted the job; empty if it is deleted."""
+    resolved = observation.status.resolved
+    name = resolved.profile.name if resolved and resolved.profile else None
+    named = (each["spec"] for each in observation.profiles if each["metadata"]["name"] == name)
+    return str(name), next(named, {})
+
+
+def _ceilings(
+    observation: Observation, spec: Object, name: str, profile: Object, used: Usage
+) -> Iterator[tuple[SpendingLimit, float]]:
+    """Yields each limit with the amount that counts towards it."""
+    cost = observation.status.cost
+    if not profile and cost and lookup(spec, "budget.maxCost") is None:
+        # The profile is deleted, too: its limit is the sum of the used and the remaining chip hours in the status.
+        counted, left = _number(cost.chip_hours), _number(cost.budget_remaining)
+        if counted is not None and left is not None:
+            yield (
+                SpendingLimit(most=counted + left, path="the budget in status.cost", fails=False),
+                used.chip_hours,
+            )
+    for limit, path, amount in (
+        (lookup(spec, "budget.maxChipHours"), "spec.budget.maxChipHours", used.chip_hours),
+        (
+            lookup(profile, "constraints.maxChipHours"),
+            f'constraints.maxChipHours of profile "{name}"',
+            used.chip_hours,
+        ),
+        (lookup(spec, "budget.maxCost"), "spec.budget.maxCost", used.cost or 0.0),
+    ):
+        most = _number(limit)
+        if most is not None:
+            yield SpendingLimit(most=most, path=path, fails=False), amount
+
+
+def _chips(attempt: Attempt) -> int:
+    if attempt.jobset is None or not attempt.key.stage.on_tpu:
+        return 0
+    # None: a limit that is no quantity, which no JobSet of the operator has.
+    return attempt.jobset.chips or 0
+
+
+def _price(attempt: Attempt, observation: Observation) -> float | None:
+    """Of a chip hour: as the profile says of the JobSet's flavor, else what the status' hours have cost."""
+    flavors = terms(_profile(observation)[1].get("flavors", ()))
+    found = flavors.get(attempt.jobset.flavor or "") if attempt.jobset else None
+    if found and found.chip_hour_price is not None:
+        return found.chip_hour_price
+    cost = observation.status.cost
+    hours, amount = (_number(cost.chip_hours), _number(cost.amount)) if cost else (None, None)
+    return amount / hours if hours and amount is not None else None
+
+
+def _number(value: object) -> float | None:
+    """None where the object, which may be invalid, holds none."""
+    try:
+        found = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else None
+    except ValueError:
+        return None
+    return found if found is not None and math.isfinite(found) else None

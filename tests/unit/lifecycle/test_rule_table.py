@@ -1,0 +1,173 @@
+"""Every rule, with whatever is known of the job's plan and of its run folder: the action that follows."""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+
+from finetune_contract import ExitCode, Stage
+from finetune_operator.api import Reason
+from finetune_operator.api.timestamps import stamp
+from finetune_operator.lifecycle.decide import decide
+from finetune_operator.lifecycle.observation import ReadFailure
+from tests.unit.lifecycle import states
+from tests.unit.lifecycle.test_stops import FOLDERS, HOUR, PLANS
+from tests.unit.lifecycle.world import World, job
+
+pytestmark = pytest.mark.slow
+
+
+def training(seconds: float = 60, **spec: object) -> World:
+    world = World(job=job(**spec))
+    world.train(world.until(Stage.TRAIN), 1)
+    world.reconcile()
+    world.wait(seconds)
+    return world
+
+
+def between_stages(seconds: float = 60, **spec: object) -> World:
+    """Convert has succeeded, and training is to start."""
+    world = World(job=job(**spec))
+    name = world.until(Stage.CONVERT)
+    world.wait(seconds)
+    world.reconcile()
+    world.succeed(name)
+    return world
+
+
+def edited(world: World, **spec: object) -> World:
+    world.edit(**spec)
+    return world
+
+
+def deleted() -> World:
+    world = training()
+    world.job["metadata"]["deletionTimestamp"] = stamp(world.now)
+    return world
+
+
+def beside_others(world: World) -> World:
+    """The trainer has ended, and a container that others have added keeps its pod."""
+    (pod,) = world.pods_of(world.live()[0])
+    end = {"exitCode": 1, "reason": "Error", "startedAt": stamp(world.now), "finishedAt": stamp(world.now)}
+    (trainer,) = pod["status"]["containerStatuses"]
+    proxy = {**trainer, "name": "istio-proxy", "state": {"running": {"startedAt": stamp(world.now)}}}
+    pod["status"]["containerStatuses"] = [{**trainer, "state": {"terminated": end}}, proxy]
+    world.wait(60)
+    return world
+
+
+def silent(stage: Stage, seconds: float) -> World:
+    world = states.at(stage)
+    world.wait(seconds)
+    return world
+
+
+def exported() -> World:
+    world = states.at(Stage.EXPORT)
+    world.succeed(world.live()[0])
+    return world
+
+
+def preflight_ended(code: int = 0, **spec: object) -> World:
+    world = World(job=job(**spec))
+    name = world.until(Stage.PREFLIGHT)
+    world.fail(name, code) if code else world.succeed(name)
+    return world
+
+
+def stopped(**spec: object) -> World:
+    """What ran has saved and ended."""
+    world = edited(training(), **spec)
+    world.reconcile()
+    world.stop(world.live()[0])
+    return world
+
+
+def over_budget() -> World:
+    """The budget is exhausted, and training has ended for it."""
+    world = training(HOUR, budget={"maxChipHours": 1})
+    world.reconcile()
+    world.stop(world.live()[0])
+    return world
+
+
+def blind() -> World:
+    """Training has ended because its progress could not be read, which still holds."""
+    world = training(hangPolicy={"blindSeconds": 60})
+    world.progress_unknown = ReadFailure(reason=Reason.RECORD_MALFORMED, message="progress.json is damaged.")
+    world.reconcile()
+    world.wait(61)
+    world.reconcile()
+    world.stop(world.live()[0])
+    return world
+
+
+def paused() -> World:
+    world = between_stages()
+    world.paused = True
+    return world
+
+
+def unstarted() -> World:
+    """The plan of a cancelled job is stored, and nothing of it has been created."""
+    world = states.admitted()
+    world.jobsets.clear()
+    world.job["status"] = {"observedGeneration": -1}
+    return edited(world, cancel=True)
+
+
+#: By rule: the world in which it decides if everything is known; then the first letter of the action for each of
+#: ``FOLDERS``, if the plan is known, if the spec is refused in its present form, and if the plan cannot be used; and
+#: that for a lost plan, without which no run folder is read.
+RULES: dict[str, tuple[Callable[[], World], str, str, str, str]] = {
+    "deleted": (deleted, "DDDDDD", "DDDDDD", "DDDDDD", "D"),
+    "ended": (states.succeeded, "FFFFFF", "FFFFFF", "FFFFFF", "F"),
+    "retried": (lambda: edited(states.failed(), retry={"generation": 1}), "AFFFFA", "AFFFFA", "FFFFFF", "F"),
+    "cancelled unstarted": (unstarted, "FFFFFF", "FFFFFF", "WFFFWW", "F"),
+    "suspended": (lambda: edited(training(), suspend=True), "DDDDDD", "DDDDDD", "DDDDDD", "D"),
+    "cancelled": (lambda: edited(training(), cancel=True), "DDDDDD", "DDDDDD", "DDDDDD", "D"),
+    "deadline": (lambda: training(HOUR, activeDeadlineSeconds=600), "DDDDDD", "DDDDDD", "DDDDDD", "D"),
+    "budget": (lambda: training(HOUR, budget={"maxChipHours": 1}), "DDDDDD", "DDDDDD", "DDDDDD", "D"),
+    "beside others": (lambda: beside_others(training()), "DDDDDD", "DDDDDD", "DDDDDD", "D"),
+    "runs": (training, "WWWDWW", "WWWDWW", "WWWWWW", "W"),
+    "hung": (lambda: training(3 * HOUR), "DWWDWW", "DWWDWW", "WWWWWW", "W"),
+    "stage timeout": (lambda: silent(Stage.CONVERT, 30 * HOUR), "DDDDDW", "DDDDDW", "WWWWWW", "W"),
+    "succeeded": (exported, "FWWWWF", "FWWWWF", "WWWWWW", "W"),
+    "failed": (lambda: preflight_ended(ExitCode.BAD_REQUEST), "FWWWWF", "FWWWWF", "WWWWWW", "W"),
+    "planned": (lambda: preflight_ended(planOnly=True), "FWWWWF", "FWWWWF", "WWWWWW", "W"),
+    "cancelled, nothing runs": (lambda: stopped(cancel=True), "FWWWWF", "FWWWWF", "WWWWWW", "W"),
+    "suspended, nothing runs": (lambda: stopped(suspend=True), "WWWWWW", "WWWWWW", "WWWWWW", "W"),
+    "deadline, nothing runs": (
+        lambda: between_stages(HOUR, activeDeadlineSeconds=600),
+        "FWWWWF",
+        "WWWWWW",
+        "WWWWWW",
+        "W",
+    ),
+    "budget, nothing runs": (over_budget, "WWWWWW", "WWWWWW", "WWWWWW", "W"),
+    "progress unknown, nothing runs": (blind, "WWWWWW", "WWWWWW", "WWWWWW", "W"),
+    "paused": (paused, "WWWWWW", "WWWWWW", "WWWWWW", "W"),
+    "retried later": (lambda: preflight_ended(ExitCode.UNAVAILABLE), "WWWWWW", "WWWWWW", "WWWWWW", "W"),
+    "starts": (between_stages, "CWWWWC", "WWWWWW", "WWWWWW", "W"),
+}
+
+
+def refuse(world: World) -> None:
+    world.edit(engineOverrides={"nonsense": "1"})
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_each_rule_decides_with_any_plan_and_run_folder(rule: str) -> None:
+    begun, known, refused, unusable, lost = RULES[rule]
+    expected = {"known": known, "refused": refused, "lost": lost * len(FOLDERS)}
+    found: dict[str, str] = {}
+    world = begun()
+    for plan, change in {**PLANS, "refused": refuse}.items():
+        found[plan] = ""
+        for folder in FOLDERS:
+            other = copy.deepcopy(world)
+            change(other)
+            FOLDERS[folder](other)
+            found[plan] += type(decide(other.observe()).action).__name__[0]
+    assert found == {plan: expected.get(plan, unusable) for plan in found}
