@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from finetune_operator.cluster.port import Object
+from finetune_operator.objects import Object
 from finetune_operator.runtime.prerequisites import watches
 from tests.doubles.local_cluster import LocalCluster
 from tests.integration import fake_trainer, pods

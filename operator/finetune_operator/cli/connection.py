@@ -17,12 +17,12 @@ from finetune_operator.cluster.port import (
     PODS,
     PROFILES,
     NotFound,
-    Object,
     Rejected,
     ResourceKind,
     Unavailable,
 )
 from finetune_operator.cluster.requests import Query, Request, error_from
+from finetune_operator.objects import Object
 
 type Objects = Mapping[str, Object]
 type Sleep = Callable[[float], Awaitable[None]]

@@ -11,7 +11,7 @@ from finetune_operator.cli import status_view, text
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.options import ExportName
 from finetune_operator.cli.run_folder import JobRun, explained
-from finetune_operator.cluster.port import Object
+from finetune_operator.objects import Object
 from finetune_operator.results.model_manifest import (
     MANIFEST,
     MANIFEST_LIMIT,

@@ -25,7 +25,7 @@ from finetune_operator.cli import status_view, text
 from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.options import ClusterOptions
-from finetune_operator.cluster.port import Object
+from finetune_operator.objects import Object
 from finetune_operator.results.errors import ResultsError
 
 #: Seconds of one call. On a slow line, eight parts of 2 MiB share some 60 kB/s.

@@ -23,7 +23,6 @@ from finetune_operator.cluster.port import (
     Labels,
     NotFound,
     NotLeading,
-    Object,
     Rejected,
     ResourceKind,
     ResponseTooLarge,
@@ -39,6 +38,7 @@ from finetune_operator.cluster.requests import (
     parsed,
     selectors,
 )
+from finetune_operator.objects import Object
 
 FIELD_MANAGER = "finetune-operator"
 _MANAGER: Query = [("fieldManager", FIELD_MANAGER)]

@@ -13,7 +13,8 @@ from datetime import UTC, datetime
 from time import monotonic
 from typing import Any
 
-from finetune_operator.cluster.port import LEASES, ClusterError, Conflict, KubernetesClient, NotFound, Object
+from finetune_operator.cluster.port import LEASES, ClusterError, Conflict, KubernetesClient, NotFound
+from finetune_operator.objects import Object
 
 log = logging.getLogger(__name__)
 

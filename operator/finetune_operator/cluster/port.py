@@ -2,10 +2,11 @@
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 from urllib.parse import quote
 
-type Object = Mapping[str, Any]
+from finetune_operator.objects import Object
+
 type Labels = Mapping[str, str | frozenset[str] | None]
 """Label selector: a label has this value, or one of these values; None: it exists."""
 type Keep[T] = Callable[[Object], T | None]

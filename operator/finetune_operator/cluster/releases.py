@@ -1,6 +1,6 @@
 """What a release of the chart says of itself in its ClusterRole, which no tenant can write. Pure."""
 
-from finetune_operator.cluster.port import Object
+from finetune_operator.objects import Object
 
 #: Annotation: namespaces, separated by commas, or ``*`` for all.
 SERVES = "tpu-finetune.dev/serves"

@@ -4,11 +4,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
-from typing import Any
 
 from finetune_operator.ledger.record import LedgerRecord
-
-type Object = Mapping[str, Any]
+from finetune_operator.objects import Object
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,18 +4,14 @@ A job that has had an attempt ends when its plan and its run folder show whether
 that has had none ends at once, whatever else is missing or wrong.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 from finetune_contract import ExitCode, Failure
 from finetune_operator.api import Reason
 from finetune_operator.lifecycle.attempts.stop_records import CANCELLED
 from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.lifecycle.stages.job_stages import JobStages
 from finetune_operator.lifecycle.stages.spending import ForcedSuspension
+from finetune_operator.objects import Object
 from finetune_operator.planning import Refused
-
-type Object = Mapping[str, Any]
 
 
 def is_cancelled(job: Object) -> bool:

@@ -1,8 +1,6 @@
 """One decision: observation → attempts and their results → stages → one action → one status. Pure."""
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from finetune_contract import Stage
 from finetune_operator.api import Reason
@@ -22,8 +20,7 @@ from finetune_operator.lifecycle.observation import Observation, ReadFailure, Ru
 from finetune_operator.lifecycle.rules import next_step
 from finetune_operator.lifecycle.status.events import job_events
 from finetune_operator.lifecycle.status.job_status import job_status
-
-type Object = Mapping[str, Any]
+from finetune_operator.objects import Object
 
 _FIRST = AttemptKey(Stage.PREFLIGHT, 1)
 

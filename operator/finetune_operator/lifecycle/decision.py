@@ -1,9 +1,9 @@
 """A decision: one action of a closed union, and the status. Applying it twice is the same as applying it once."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Self
+from typing import Self
 
 from finetune_contract import Failure
 from finetune_operator.api import FineTuneJobStatus
@@ -14,11 +14,11 @@ from finetune_operator.lifecycle.children.jobset import JobSet
 from finetune_operator.lifecycle.job_state import JobState
 from finetune_operator.lifecycle.observation import RetryRecord, TakeoverRecord
 from finetune_operator.lifecycle.stages.job_stages import JobStages
+from finetune_operator.objects import Object
 from finetune_operator.planning import Refused
 
 type Record = tuple[AttemptKey, Failure]
 """A failure record (``failure.json``) of an attempt whose trainer could not write one."""
-type Object = Mapping[str, Any]
 type Action = Admit | Wait | Create | Delete | Finish
 
 

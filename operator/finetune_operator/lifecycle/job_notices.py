@@ -12,7 +12,7 @@ from typing import Any
 from finetune_operator.api import API_VERSION, ConditionType
 from finetune_operator.api.conditions import is_true, stored_condition
 from finetune_operator.api.timestamps import parse
-from finetune_operator.lifecycle.decision import Object
+from finetune_operator.objects import Object
 
 #: Prefix of the type of a CloudEvent: the API group in reverse.
 TYPE_PREFIX = "dev.tpu-finetune.job."

@@ -6,7 +6,7 @@ the JobSets.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from finetune_contract import Failure
@@ -16,12 +16,11 @@ from finetune_operator.lifecycle.attempts.wait_times import recorded_waits
 from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.lifecycle.stages.spending import exhausted, month_exhausted, monthly_limit
 from finetune_operator.lifecycle.stops import Limits
+from finetune_operator.objects import Object
 from finetune_operator.planning.budget import SpendingLimit
 from finetune_operator.planning.errors import whom_to_ask
 from finetune_operator.planning.merge import lookup, merge
 from finetune_operator.planning.slices.topology import terms
-
-type Object = Mapping[str, Any]
 
 _HOUR = 3600
 

@@ -1,9 +1,8 @@
 """What a job that could proceed waits for: the reason, the time since when, and what to do."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from finetune_contract import ExitCode, Failure, Stage
 from finetune_operator.api import Reason, WaitingReason
@@ -26,8 +25,6 @@ from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.lifecycle.stages.job_stages import JobStages, waiting_input
 from finetune_operator.planning import Plan, Refused
 from finetune_operator.rendering import first_group, jobset_name
-
-type Object = Mapping[str, Any]
 
 #: Seconds that a JobSet may take to create its first pod; usually it takes one.
 NO_PODS_SECONDS = 20.0

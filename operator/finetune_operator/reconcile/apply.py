@@ -27,7 +27,6 @@ from finetune_operator.cluster.port import (
     Conflict,
     KubernetesClient,
     NotFound,
-    Object,
     Rejected,
     Unavailable,
 )
@@ -44,6 +43,7 @@ from finetune_operator.lifecycle.decision import (
     JobEvent,
 )
 from finetune_operator.lifecycle.observation import Observation, RetryRecord, TakeoverRecord
+from finetune_operator.objects import Object
 from finetune_operator.reconcile.errors import NameTaken
 from finetune_operator.reconcile.keys import PlanKey
 from finetune_operator.reconcile.listing import taken_over_by

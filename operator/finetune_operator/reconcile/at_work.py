@@ -10,8 +10,9 @@ import logging
 from asyncio import sleep
 from collections.abc import Callable
 
-from finetune_operator.cluster.port import CONFIG_MAPS, ClusterError, KubernetesClient, NotFound, Object
+from finetune_operator.cluster.port import CONFIG_MAPS, ClusterError, KubernetesClient, NotFound
 from finetune_operator.lifecycle.accounting.job_usage import job_usage
+from finetune_operator.objects import Object
 
 log = logging.getLogger(__name__)
 

@@ -15,10 +15,10 @@ from datetime import date, datetime, timedelta
 from finetune_contract import Stage
 from finetune_operator.artifacts.port import RecordStore, StorageError
 from finetune_operator.artifacts.tenant_shares import calls_for_tenant
-from finetune_operator.cluster.port import Object
 from finetune_operator.ledger.month import Month, MonthlyBudget
 from finetune_operator.ledger.record import LedgerRecord
 from finetune_operator.lifecycle.accounting.month_usage import MonthUsage, ProfileUsage
+from finetune_operator.objects import Object
 from finetune_operator.planning import Refused, StoredPlan
 from finetune_operator.planning.estimate.past_runs import DAYS, PastTrainings, TrainingRecords
 from finetune_operator.planning.merge import lookup

@@ -16,7 +16,6 @@ from finetune_operator.cluster.port import (
     Keep,
     KubernetesClient,
     NotFound,
-    Object,
     Rejected,
     ResourceKind,
     ResponseTooLarge,
@@ -27,6 +26,7 @@ from finetune_operator.lifecycle.children.pod import Pod
 from finetune_operator.lifecycle.children.workload import OWNER_UID_LABEL, Workload
 from finetune_operator.lifecycle.decide import unprocessed
 from finetune_operator.lifecycle.reduced_job import job_texts, reduced_job
+from finetune_operator.objects import Object
 from finetune_operator.reconcile.keys import JobKey
 from finetune_operator.reconcile.plans import Plans
 from finetune_operator.reconcile.watch_cache import WatchCache

@@ -5,11 +5,12 @@ from typing import Any
 
 from finetune_operator.api import ConditionType, FineTuneJobStatus, Phase
 from finetune_operator.artifacts.port import StorageDenied, StorageError
-from finetune_operator.cluster.port import Conflict, NotFound, Object, Rejected, ResponseTooLarge, Unavailable
+from finetune_operator.cluster.port import Conflict, NotFound, Rejected, ResponseTooLarge, Unavailable
 from finetune_operator.lifecycle.children.webhook_failure import webhook_failure
 from finetune_operator.lifecycle.decision import Admit, Decision
 from finetune_operator.lifecycle.observation import RetryRecord
 from finetune_operator.lifecycle.status.conditions import with_error
+from finetune_operator.objects import Object
 from finetune_operator.planning.errors import Refused
 
 

@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from finetune_operator.artifacts.port import RecordStore, StorageError, StorageUnavailable
-from finetune_operator.cluster.port import Object
 from finetune_operator.ledger.layout import record_uri
 from finetune_operator.ledger.record import RECORD_BYTES, LedgerRecord
 from finetune_operator.lifecycle.accounting.records import closing_records, remainder
+from finetune_operator.objects import Object
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from hashlib import sha256
 from pydantic_core import to_json
 
 from finetune_contract import MemoryOutcome
-from finetune_operator.cluster.port import Object
+from finetune_operator.objects import Object
 from finetune_operator.planning.admission import Admission, CheckedProfile, Planner
 from finetune_operator.planning.errors import Refused
 from finetune_operator.planning.plan import Plan

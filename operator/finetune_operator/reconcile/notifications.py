@@ -19,8 +19,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from finetune_operator.api.timestamps import parse, stamp
-from finetune_operator.cluster.port import CONFIG_MAPS, ClusterError, KubernetesClient, NotFound, Object
+from finetune_operator.cluster.port import CONFIG_MAPS, ClusterError, KubernetesClient, NotFound
 from finetune_operator.lifecycle.job_notices import Notice, notices
+from finetune_operator.objects import Object
 
 log = logging.getLogger(__name__)
 

@@ -10,13 +10,7 @@ from finetune_contract import HostProgress, RunFolder
 from finetune_operator.api import Reason
 from finetune_operator.api.timestamps import parse
 from finetune_operator.artifacts.port import StorageError
-from finetune_operator.cluster.port import (
-    EVENTS,
-    JOBS,
-    KubernetesClient,
-    Object,
-    Rejected,
-)
+from finetune_operator.cluster.port import EVENTS, JOBS, KubernetesClient, Rejected
 from finetune_operator.lifecycle.attempts.own_attempts import own_attempts
 from finetune_operator.lifecycle.children.object_events import ObjectEvent, read_event
 from finetune_operator.lifecycle.children.ownership import own_pods
@@ -25,6 +19,7 @@ from finetune_operator.lifecycle.decision import DetailRequest, ObjectReference
 from finetune_operator.lifecycle.observation import Observation, ReadFailure, RunFolderView
 from finetune_operator.lifecycle.reduced_job import job_texts
 from finetune_operator.lifecycle.status.fitting import read_status
+from finetune_operator.objects import Object
 from finetune_operator.planning.admission import may_resume
 from finetune_operator.planning.errors import Refused
 from finetune_operator.planning.stored_plan import StoredPlan, stored_plan_in

@@ -7,18 +7,11 @@ from dataclasses import replace
 from functools import partial
 from weakref import WeakValueDictionary
 
-from finetune_operator.cluster.port import (
-    CONFIG_MAPS,
-    JOBS,
-    PROFILES,
-    QUOTAS,
-    KubernetesClient,
-    Object,
-    Rejected,
-)
+from finetune_operator.cluster.port import CONFIG_MAPS, JOBS, PROFILES, QUOTAS, KubernetesClient, Rejected
 from finetune_operator.lifecycle.children.quotas import Quota
 from finetune_operator.lifecycle.observation import Observation, RunFolderView
 from finetune_operator.lifecycle.reduced_job import reduced_job
+from finetune_operator.objects import Object
 from finetune_operator.planning.resumption import FolderUser, blocks, namespace_of, owner_of, resumed_folder
 from finetune_operator.planning.sections.chat_template import template_ref
 from finetune_operator.planning.source_job import source_name

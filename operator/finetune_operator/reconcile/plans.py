@@ -11,8 +11,8 @@ from finetune_operator.cluster.port import (
     Conflict,
     KubernetesClient,
     NotFound,
-    Object,
 )
+from finetune_operator.objects import Object
 from finetune_operator.planning.stored_plan import JOB_NAMESPACE_LABEL, PLAN_COMPONENT, plan_name
 from finetune_operator.reconcile.keys import PlanKey
 from finetune_operator.reconcile.made_plans import MadePlans

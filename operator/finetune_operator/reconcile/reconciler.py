@@ -12,12 +12,13 @@ from typing import Self
 from finetune_contract import RunFolder
 from finetune_operator.artifacts.port import StorageError
 from finetune_operator.artifacts.tenant_shares import CallSlots, calls_for_tenant
-from finetune_operator.cluster.port import ClusterError, Conflict, Object
+from finetune_operator.cluster.port import ClusterError, Conflict
 from finetune_operator.lifecycle.accounting.recorded import with_records
 from finetune_operator.lifecycle.decide import finished
 from finetune_operator.lifecycle.decision import Admit, Create, Decision, Finish
 from finetune_operator.lifecycle.observation import Observation, RetryRecord, TakeoverRecord
 from finetune_operator.lifecycle.status.fitting import read_status
+from finetune_operator.objects import Object
 from finetune_operator.planning.errors import Refused
 from finetune_operator.reconcile.apply import Applier
 from finetune_operator.reconcile.children import ManyChildren

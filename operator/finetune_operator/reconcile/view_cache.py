@@ -14,11 +14,11 @@ from enum import Enum, auto
 from typing import Self
 
 from finetune_contract import Stage
-from finetune_operator.cluster.port import Object
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.children.jobset import JobSet
 from finetune_operator.lifecycle.children.pod import Pod
 from finetune_operator.lifecycle.observation import RunFolderView
+from finetune_operator.objects import Object
 
 #: Maximum age in seconds of a listing on which decisions rely, if the pace is not slower.
 LISTING_SECONDS = 60.0

@@ -13,20 +13,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
 
-from finetune_operator.cluster.port import (
-    JOBS,
-    JOBSETS,
-    PODS,
-    WORKLOADS,
-    Object,
-    ResourceKind,
-    WatchStream,
-)
+from finetune_operator.cluster.port import JOBS, JOBSETS, PODS, WORKLOADS, ResourceKind, WatchStream
 from finetune_operator.lifecycle.children.jobset import JobSet
 from finetune_operator.lifecycle.children.ownership import owner_uids
 from finetune_operator.lifecycle.children.pod import Pod
 from finetune_operator.lifecycle.children.workload import Workload
 from finetune_operator.lifecycle.decide import finished, unprocessed
+from finetune_operator.objects import Object
 from finetune_operator.reconcile.watch_entries import MAY_BE_CHILD, ChildVersion, JobEntries
 from finetune_operator.reconcile.watch_objects import (
     ListPage,

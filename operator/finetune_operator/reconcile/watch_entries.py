@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from pydantic_core import to_json
 
-from finetune_operator.cluster.port import JOBS, JOBSETS, PODS, WORKLOADS, Object, ResourceKind
+from finetune_operator.cluster.port import JOBS, JOBSETS, PODS, WORKLOADS, ResourceKind
 from finetune_operator.lifecycle.children.jobset import JobSet
 from finetune_operator.lifecycle.children.ownership import (
     job_named_by,
@@ -20,6 +20,7 @@ from finetune_operator.lifecycle.children.ownership import (
 )
 from finetune_operator.lifecycle.children.pod import Pod
 from finetune_operator.lifecycle.children.workload import Workload
+from finetune_operator.objects import Object
 from finetune_operator.reconcile.watch_objects import version_of
 from finetune_operator.rendering.labels import UID_LABEL
 

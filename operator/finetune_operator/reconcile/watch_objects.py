@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from finetune_operator.cluster.json_depth import parse_json
-from finetune_operator.cluster.port import JOBS, Object, ResourceKind
+from finetune_operator.cluster.port import JOBS, ResourceKind
 from finetune_operator.lifecycle.reduced_job import reduced_job
+from finetune_operator.objects import Object
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from finetune_contract import FailureClass, Stage
 from finetune_operator.api import Condition, ConditionStatus, ConditionType, Phase, Reason, StagePhase
 from finetune_operator.api.status_stages import GoodputStatus
-from finetune_operator.cluster.port import Object
 from finetune_operator.lifecycle.accounting.amounts import Amounts
 from finetune_operator.lifecycle.attempts.capacity import NO_CAPACITY
 from finetune_operator.lifecycle.attempts.deadlines import (
@@ -21,6 +20,7 @@ from finetune_operator.lifecycle.attempts.deadlines import (
     STARTUP_TIMEOUT,
 )
 from finetune_operator.lifecycle.changes import Changes
+from finetune_operator.objects import Object
 from finetune_operator.planning.defaults import BUILT_IN, EVALUATE_SECONDS
 from finetune_operator.planning.merge import lookup
 from finetune_operator.runtime.job_metrics import Place

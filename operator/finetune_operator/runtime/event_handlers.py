@@ -8,8 +8,8 @@ from hashlib import sha256
 from finetune_operator.api import WaitingReason
 from finetune_operator.api.conditions import is_true
 from finetune_operator.api.profile import DEFAULT_PROFILE_ANNOTATION
-from finetune_operator.cluster.port import Object
 from finetune_operator.lifecycle.children.ownership import job_named_by
+from finetune_operator.objects import Object
 from finetune_operator.planning.queueing import PRIORITY_LABEL, QUEUE_LABEL
 from finetune_operator.reconcile.budgets import Budgets
 from finetune_operator.reconcile.keys import JobKey, Key, PlanKey, ProfileKey

@@ -14,8 +14,8 @@ from prometheus_client.registry import Collector
 from finetune_contract import Stage
 from finetune_operator.api import Phase, Reason, WaitingReason
 from finetune_operator.api.conditions import stored_condition
-from finetune_operator.cluster.port import Object
 from finetune_operator.lifecycle.children.kueue import DEACTIVATED, NEVER_ADMITTED
+from finetune_operator.objects import Object
 from finetune_operator.planning.queueing import QUEUE_LABEL
 from finetune_operator.reconcile.keys import JobKey
 

@@ -18,17 +18,9 @@ import aiohttp
 import kopf
 
 from finetune_operator.cluster.connect import ServiceAccountFolder
-from finetune_operator.cluster.port import (
-    JOBS,
-    JOBSETS,
-    PODS,
-    PROFILES,
-    WORKLOADS,
-    Object,
-    ResourceKind,
-    WatchStream,
-)
+from finetune_operator.cluster.port import JOBS, JOBSETS, PODS, PROFILES, WORKLOADS, ResourceKind, WatchStream
 from finetune_operator.cluster.requests import error_from
+from finetune_operator.objects import Object
 from finetune_operator.reconcile.served_namespaces import ServedNamespaces
 from finetune_operator.reconcile.watch_cache import WatchCache
 from finetune_operator.reconcile.watch_objects import parse_page

@@ -7,9 +7,10 @@ from datetime import datetime
 from typing import Any
 
 from finetune_operator.artifacts.shared_store import SharedStore, blocking_stores
-from finetune_operator.cluster.port import WORKLOADS, ClusterError, KubernetesClient, Object
+from finetune_operator.cluster.port import WORKLOADS, ClusterError, KubernetesClient
 from finetune_operator.lifecycle.accounting.job_usage import counted_on
 from finetune_operator.lifecycle.decide import decide
+from finetune_operator.objects import Object
 from finetune_operator.reconcile.apply import Applier
 from finetune_operator.reconcile.at_work import AtWork
 from finetune_operator.reconcile.budgets import Budgets

@@ -19,7 +19,8 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from finetune_operator.api import Phase
-from finetune_operator.cluster.port import Object, WatchStream
+from finetune_operator.cluster.port import WatchStream
+from finetune_operator.objects import Object
 from finetune_operator.reconcile.budgets import Budgets
 from finetune_operator.reconcile.keys import JobKey, Key
 from finetune_operator.reconcile.ledger import Ledger

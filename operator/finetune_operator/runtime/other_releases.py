@@ -11,8 +11,9 @@ but a chart that is rendered without a cluster, as Argo CD does, compares nothin
 import logging
 from collections.abc import Sequence
 
-from finetune_operator.cluster.port import CLUSTER_ROLES, ClusterError, KubernetesClient, Object
+from finetune_operator.cluster.port import CLUSTER_ROLES, ClusterError, KubernetesClient
 from finetune_operator.cluster.releases import EVERY, release_of, served_namespaces
+from finetune_operator.objects import Object
 
 log = logging.getLogger(__name__)
 

@@ -20,11 +20,11 @@ from finetune_operator.cluster.port import (
     Conflict,
     NotFound,
     NotLeading,
-    Object,
     Rejected,
     ResponseTooLarge,
     Unavailable,
 )
+from finetune_operator.objects import Object
 
 LIMITS = CallLimits(
     connect_seconds=1,

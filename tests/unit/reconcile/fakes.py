@@ -20,10 +20,10 @@ from finetune_operator.cluster.port import (
     Keep,
     Labels,
     NotFound,
-    Object,
     Rejected,
     ResourceKind,
 )
+from finetune_operator.objects import Object
 from finetune_operator.planning import StoredPlan, render_stored_plan
 from finetune_operator.planning.stored_plan import owner_reference
 from finetune_operator.reconcile.run_folder_observer import Folders

@@ -20,7 +20,6 @@ from finetune_operator.cluster.port import (
     JOBSETS,
     ClusterError,
     Conflict,
-    Object,
     Rejected,
     Unavailable,
 )
@@ -42,6 +41,7 @@ from finetune_operator.lifecycle.decision import (
 from finetune_operator.lifecycle.observation import Observation, RunFolderView, TakeoverRecord
 from finetune_operator.lifecycle.run_record import RunRecord
 from finetune_operator.lifecycle.status.fitting import read_status
+from finetune_operator.objects import Object
 from finetune_operator.planning import read_stored_plan
 from finetune_operator.reconcile.apply import Applier, event_of
 from finetune_operator.reconcile.errors import NameTaken

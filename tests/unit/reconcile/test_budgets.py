@@ -13,10 +13,10 @@ import pytest
 from finetune_contract import Stage
 from finetune_operator.api.timestamps import stamp
 from finetune_operator.artifacts.port import StorageDenied, StorageUnavailable
-from finetune_operator.cluster.port import Object
 from finetune_operator.ledger.layout import record_uri
 from finetune_operator.ledger.month import Month, MonthlyBudget
 from finetune_operator.ledger.record import LedgerRecord
+from finetune_operator.objects import Object
 from finetune_operator.planning import StoredPlan, read_stored_plan, render_stored_plan
 from finetune_operator.reconcile.budgets import Budgets, TrainingTimes
 from finetune_operator.reconcile.ledger import Ledger

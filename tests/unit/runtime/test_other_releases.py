@@ -5,8 +5,9 @@ from typing import Any, cast
 
 import pytest
 
-from finetune_operator.cluster.port import CLUSTER_ROLES, KubernetesClient, Object, Rejected
+from finetune_operator.cluster.port import CLUSTER_ROLES, KubernetesClient, Rejected
 from finetune_operator.cluster.releases import RELEASE, SERVES
+from finetune_operator.objects import Object
 from finetune_operator.runtime.other_releases import earlier_releases
 from finetune_operator.runtime.prerequisites import check_prerequisites
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from finetune_operator.cluster.port import CONFIG_MAPS, JOBS, Object, Rejected, ResourceKind, Unavailable
+from finetune_operator.cluster.port import CONFIG_MAPS, JOBS, Rejected, ResourceKind, Unavailable
+from finetune_operator.objects import Object
 from finetune_operator.planning.stored_plan import JOB_NAMESPACE_LABEL
 from finetune_operator.reconcile.keys import JobKey, PlanKey
 from finetune_operator.reconcile.plans import Plans

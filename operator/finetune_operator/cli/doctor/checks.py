@@ -8,9 +8,10 @@ from finetune_operator.api.conditions import stored_condition
 from finetune_operator.cli.doctor.finding import Check, Finding, Findings
 from finetune_operator.cli.doctor.nodes import check_nodes
 from finetune_operator.cli.doctor.setup import Setup
-from finetune_operator.cluster.port import JOBS, JOBSETS, LOCAL_QUEUES, PROFILES, Object, ResourceKind
+from finetune_operator.cluster.port import JOBS, JOBSETS, LOCAL_QUEUES, PROFILES, ResourceKind
 from finetune_operator.cluster.releases import EVERY, served_namespaces
 from finetune_operator.lifecycle.children.quotas import Quota, applies_to_all_pods, needs
+from finetune_operator.objects import Object
 from finetune_operator.planning import Refused, check_profile_object, default_profile
 from finetune_operator.planning.merge import lookup
 from finetune_operator.planning.policy.profile_checks import image_remarks

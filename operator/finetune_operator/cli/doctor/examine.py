@@ -17,7 +17,8 @@ from finetune_operator.cli.doctor.probe_ends import ended, judged, left_over, no
 from finetune_operator.cli.doctor.setup import Setup, read_setup
 from finetune_operator.cli.printing import json_text
 from finetune_operator.cli.text import one_line
-from finetune_operator.cluster.port import PODS, ClusterError, Object, Rejected
+from finetune_operator.cluster.port import PODS, ClusterError, Rejected
+from finetune_operator.objects import Object
 
 type _Run = tuple[Probe, Object | None]
 """A probe and its pod as it was last seen; None: it is gone."""

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from finetune_operator.api import parse_merged
 from finetune_operator.api.profile import PodSettings
 from finetune_operator.cli.doctor.setup import Setup
-from finetune_operator.cluster.port import Object
+from finetune_operator.objects import Object
 from finetune_operator.planning.plan_builder import pod_additions
 from finetune_operator.planning.stored_plan import cache_root
 from finetune_operator.rendering.pod import CONTAINER, SCRATCH, restricted, unprivileged, with_choices

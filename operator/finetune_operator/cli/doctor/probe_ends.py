@@ -17,7 +17,7 @@ from finetune_operator.cli.doctor.finding import Check, Finding
 from finetune_operator.cli.doctor.probe import DEADLINE_SECONDS, NAME_PREFIX, Folder, Probe
 from finetune_operator.cli.doctor.setup import Setup
 from finetune_operator.cli.text import one_line
-from finetune_operator.cluster.port import Object
+from finetune_operator.objects import Object
 
 _NO_IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
 _CANNOT_START = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")

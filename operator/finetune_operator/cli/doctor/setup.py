@@ -18,10 +18,10 @@ from finetune_operator.cluster.port import (
     QUOTAS,
     SERVICE_ACCOUNTS,
     NotFound,
-    Object,
     Rejected,
     ResourceKind,
 )
+from finetune_operator.objects import Object
 from finetune_operator.planning import serves
 
 type Listing = Sequence[Object] | None

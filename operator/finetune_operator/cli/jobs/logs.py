@@ -11,7 +11,8 @@ from finetune_operator.cli import status_view, text
 from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.run_folder import explained
-from finetune_operator.cluster.port import JOBS, PODS, ClusterError, Object
+from finetune_operator.cluster.port import JOBS, PODS, ClusterError
+from finetune_operator.objects import Object
 from finetune_operator.rendering import attempt_of
 
 type Write = Callable[[str], None]

@@ -10,7 +10,8 @@ from rich.text import Text
 from finetune_operator.cli import stage_view, status_view, text
 from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.errors import CliError
-from finetune_operator.cluster.port import JOBS, Object
+from finetune_operator.cluster.port import JOBS
+from finetune_operator.objects import Object
 
 type Clock = Callable[[], datetime]
 

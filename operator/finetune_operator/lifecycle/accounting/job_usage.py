@@ -1,18 +1,15 @@
 """What a job has used since its last record in the ledger, as its status reports it."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
-from typing import Any
 
 from finetune_contract import Stage
 from finetune_operator.api.conditions import is_true
 from finetune_operator.api.timestamps import after, parse, stamp, whole_second
 from finetune_operator.ledger.month import Month
 from finetune_operator.lifecycle.accounting.amounts import Amounts, amount, text_of
-
-type Object = Mapping[str, Any]
+from finetune_operator.objects import Object
 
 _HOUR = 3600
 #: Longest time in which pods save and end after their job is deleted.

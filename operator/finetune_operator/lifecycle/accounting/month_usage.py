@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
-from typing import Any
 
 from finetune_operator.api.timestamps import after
 from finetune_operator.ledger.layout import record_uri
@@ -18,8 +17,7 @@ from finetune_operator.ledger.record import LedgerRecord
 from finetune_operator.ledger.sums import CostSum, item_of
 from finetune_operator.lifecycle.accounting.amounts import Amounts
 from finetune_operator.lifecycle.accounting.job_usage import JobUsage, job_usage
-
-type Object = Mapping[str, Any]
+from finetune_operator.objects import Object
 
 #: Longest time since the last report of a running job: its deletion may be observed later than it happened.
 _OLDEST_REPORT_SECONDS = 900.0

@@ -38,11 +38,12 @@ from finetune_operator.lifecycle.attempts.classify import AttemptResult
 from finetune_operator.lifecycle.attempts.own_attempts import ended_attempts
 from finetune_operator.lifecycle.attempts.usage import rate_of, run_seconds, terms_of, usage_of
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
-from finetune_operator.lifecycle.decision import Delete, Finish, NextStep, Object
+from finetune_operator.lifecycle.decision import Delete, Finish, NextStep
 from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.lifecycle.stages.job_stages import JobStages
 from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.lifecycle.status.usage import rounded_down
+from finetune_operator.objects import Object
 from finetune_operator.planning import Plan
 
 

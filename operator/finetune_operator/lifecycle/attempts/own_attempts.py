@@ -15,7 +15,6 @@ deleted the JobSet before the next reconcile. Its number is then skipped and the
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import count
-from typing import Any
 
 from finetune_contract import Stage
 from finetune_operator.api import FineTuneJobStatus
@@ -25,9 +24,9 @@ from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.children.jobset import JobSet
 from finetune_operator.lifecycle.children.pod import Pod
 from finetune_operator.lifecycle.observation import TakeoverRecord
+from finetune_operator.objects import Object
 from finetune_operator.rendering import MAX_RESTART
 
-type Object = Mapping[str, Any]
 type Number = tuple[Stage, int]
 
 #: Maximum number of entries of ``status.attempts.history``.

@@ -16,8 +16,8 @@ from pydantic_core import ErrorDetails
 from finetune_operator.api import FineTuneJobStatus, FineTuneProfileStatus
 from finetune_operator.api.common import ApiModel
 from finetune_operator.api.numbers import decimal
+from finetune_operator.objects import Object
 
-type Object = Mapping[str, Any]
 type Place = tuple[int | str, ...]
 
 #: An address that was cut would lead elsewhere.

@@ -3,15 +3,13 @@
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
-from typing import Any
 
 from finetune_operator.api import Condition, ConditionType, FineTuneProfileStatus, Reason
 from finetune_operator.api.conditions import ProfileConditionType
 from finetune_operator.lifecycle.status.conditions import FALSE, TRUE, ConditionState, as_conditions
 from finetune_operator.lifecycle.status.fitting import read_profile_status
+from finetune_operator.objects import Object
 from finetune_operator.planning import Refused, check_ledger, check_profile_object, profile_remarks
-
-type Object = Mapping[str, Any]
 
 #: Maximum length of a condition's message.
 _MESSAGE = 1024
