@@ -164,7 +164,10 @@ def _trained(model: Model) -> str:
             yield index, drawn[tuple(slice(0, each.stop - each.start) for each in index)]
 
     out = f"file://{model.folder}/trained"
-    with patch.object(conversion, "chunk_shape", share), patch.object(conversion, "_slices", values):
+    with (
+        patch("finetune_trainer.conversion.chunk_shape", share),
+        patch("finetune_trainer.conversion._slices", values),
+    ):
         return conversion.convert(model.weights, model.plan, out, store=model.store).items
 
 

@@ -4,7 +4,7 @@ import json
 import operator
 from enum import Enum
 from pathlib import Path
-from types import SimpleNamespace, UnionType
+from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
 import pytest
@@ -196,10 +196,10 @@ def test_every_setting_can_be_stored_and_credentials_are_left_out(
 def test_evaluation_decodes_where_what_training_is_set_to_cannot(tmp_path: Path) -> None:
     """The flash kernel has no cache, and a model with a tiled vocabulary returns no logits."""
     wanted = request(tmp_path, "Evaluate", engine_overrides={"attention": "flash", "num_vocab_tiling": "8"})
-    context: Any = SimpleNamespace(request=wanted, folder=SimpleNamespace(uri=f"file://{tmp_path}/run"))
+    folder = f"file://{tmp_path}/run"
     plan = families.read(qwen3(tmp_path))
-    training = training_config(context, plan, steps=9, parameters="/converted")
+    training = training_config(wanted, plan, steps=9, folder=folder, parameters="/converted")
     row_capacity = DeviceRowCapacity.of(wanted, plan, memory=None)
-    evaluation = evaluation_config(context, row_capacity, parameters="/converted")
+    evaluation = evaluation_config(row_capacity, folder=folder, parameters="/converted")
     assert (training.attention, evaluation.attention) == ("flash", "autoselected")
     assert (training.num_vocab_tiling, evaluation.num_vocab_tiling) == (8, 1)

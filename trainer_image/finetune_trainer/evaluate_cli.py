@@ -137,7 +137,7 @@ def _evaluate(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     items = conversion.convert(weights, plan, f"file://{scratch}/converted", store=context.store).items
     parameters = engine_path(items)
     room = row_capacity_of(request, plan)
-    loaded = load(evaluation_config(context, room, parameters=parameters))
+    loaded = load(evaluation_config(room, folder=context.folder.uri, parameters=parameters))
     measured = measure(context, loaded, room, work, batches_of(context, work))
     assert measured.result is not None
     return {

@@ -1,11 +1,9 @@
 """Performance of a JAX device of each TPU family, and the slices of a family, from the catalogue."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 
 from finetune_contract.tpu import Chip, all_shapes, chips_of_topology, families
-from finetune_trainer.compiled.cost import StepCost
 
 #: Chips by family, for those whose rates are published.
 CHIPS: Mapping[str, Chip] = {name: each.chip for name, each in families().items() if each.chip is not None}
@@ -55,28 +53,3 @@ def usable_bytes(device_kind: str) -> int | None:
     """Bytes of one JAX device's memory that a program may use; None if the device is not a TPU of the table."""
     found = next((chip.usable_gib for chip in CHIPS.values() if chip.kind == device_kind), None)
     return None if found is None else int(found * 2**30)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RooflineBounds:
-    """Bounds on the duration of a step, in seconds."""
-
-    low: float
-    """Arithmetic at the published rate, or the state read and written once: no step is faster."""
-    high: float
-    """Arithmetic, memory and network in sequence, with each byte that the compiler counts moved through memory."""
-
-
-def roofline(cost: StepCost, state_bytes: int, chip: Chip) -> RooflineBounds:
-    """Roofline bounds of a step.
-
-    Args:
-        cost: of one step on one device.
-        state_bytes: the least that a device reads and writes: its arguments and results.
-    """
-    compute = cost.flops * chip.devices / chip.bf16_flops
-    memory = chip.devices / chip.hbm_bytes
-    network = cost.network_bytes * chip.devices / chip.network_bytes
-    return RooflineBounds(
-        low=max(compute, state_bytes * memory), high=compute + cost.hbm_bytes * memory + network
-    )

@@ -13,7 +13,7 @@ from jax.sharding import SingleDeviceSharding
 from finetune_contract import StageRequest
 from finetune_contract.tpu import families
 from finetune_trainer import engine
-from finetune_trainer.compiled.chips import CHIPS, roofline, usable_bytes
+from finetune_trainer.compiled.chips import CHIPS, usable_bytes
 from finetune_trainer.compiled.compile_protocol import (
     Answer,
     Candidate,
@@ -22,7 +22,7 @@ from finetune_trainer.compiled.compile_protocol import (
     MemoryExceeded,
     SliceProgram,
 )
-from finetune_trainer.compiled.cost import cost_of
+from finetune_trainer.compiled.cost import cost_of, roofline
 from finetune_trainer.compiled.evaluation_programs import (
     EvaluationPrograms,
     compile_within,

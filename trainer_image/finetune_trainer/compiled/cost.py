@@ -15,6 +15,7 @@ from typing import Any
 import jax
 from jaxlib import _hlo, _jax  # type: ignore[attr-defined]  # what JAX's own analysis uses, untyped
 
+from finetune_contract.tpu import Chip
 from finetune_trainer.compiled.hlo_program import HloProgram
 
 _SHAPE = re.compile(r"\b(pred|[a-z]+\d+)(?:e\d+m\d+\w*)?\[([\d,]*)\]")
@@ -137,3 +138,28 @@ def _received(line: str) -> int:
 def _bytes(kind: str, dimensions: str) -> int:
     bits = 8 if kind == "pred" else int(re.sub(r"\D", "", kind))
     return math.prod(int(size) for size in dimensions.split(",") if size) * bits // 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RooflineBounds:
+    """Bounds on the duration of a step, in seconds."""
+
+    low: float
+    """Arithmetic at the published rate, or the state read and written once: no step is faster."""
+    high: float
+    """Arithmetic, memory and network in sequence, with each byte that the compiler counts moved through memory."""
+
+
+def roofline(cost: StepCost, state_bytes: int, chip: Chip) -> RooflineBounds:
+    """Roofline bounds of a step.
+
+    Args:
+        cost: of one step on one device.
+        state_bytes: the least that a device reads and writes: its arguments and results.
+    """
+    compute = cost.flops * chip.devices / chip.bf16_flops
+    memory = chip.devices / chip.hbm_bytes
+    network = cost.network_bytes * chip.devices / chip.network_bytes
+    return RooflineBounds(
+        low=max(compute, state_bytes * memory), high=compute + cost.hbm_bytes * memory + network
+    )

@@ -12,7 +12,6 @@ from finetune_trainer.errors import StageError
 from finetune_trainer.evaluation.placement import DeviceRowCapacity
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.redaction import Redactor
-from finetune_trainer.stages.context import StageContext
 from finetune_trainer.storage import engine_path
 from finetune_trainer.training import overrides
 from finetune_trainer.training.settings import settings
@@ -21,16 +20,21 @@ from finetune_trainer.training.settings import settings
 _CREDENTIAL = re.compile(r"access_token|auth_token|api_key|secret|password|credential", re.IGNORECASE)
 
 
-def training_config(context: StageContext, plan: ModelPlan, *, steps: int, parameters: str) -> Any:
-    """MaxText's configuration for the Train stage. ``parameters`` is an address as MaxText spells it."""
+def training_config(
+    request: StageRequest, plan: ModelPlan, *, steps: int, folder: str, parameters: str
+) -> Any:
+    """MaxText's configuration for the Train stage.
+
+    ``folder`` is the URI of the run folder, and ``parameters`` an address as MaxText spells it.
+    """
     import jax
 
     made = engine_settings(
-        context.request,
+        request,
         plan,
         steps=steps,
         platform=jax.default_backend(),
-        output=engine_path(context.folder.uri),
+        output=engine_path(folder),
     )
     return engine.configure(plan, engine.SFT, **{**made, "load_parameters_path": parameters})
 
@@ -46,11 +50,11 @@ def _plain(value: Any) -> Any:
 
 
 def evaluation_config(
-    context: StageContext, row_capacity: DeviceRowCapacity, *, parameters: str, adapter: str | None = None
+    row_capacity: DeviceRowCapacity, *, folder: str, parameters: str, adapter: str | None = None
 ) -> Any:
     """MaxText's configuration for the Evaluate stage.
 
-    ``parameters`` and ``adapter`` are addresses as MaxText spells them.
+    ``folder`` is the URI of the run folder; ``parameters`` and ``adapter`` are addresses as MaxText spells them.
     """
     import jax
 
@@ -58,7 +62,7 @@ def evaluation_config(
         row_capacity.request,
         row_capacity.plan,
         platform=jax.default_backend(),
-        output=engine_path(context.folder.uri),
+        output=engine_path(folder),
         adapter=adapter,
     )
     return engine.configure(row_capacity.plan, engine.SFT, **{**made, "load_parameters_path": parameters})

@@ -146,7 +146,7 @@ def run(context: StageContext) -> EvaluateOutcome:
         context.progress.begin("loading the base model")
         base = engine_path(converted_model(context))
         with conversion_cache.loading(request):
-            model = load(evaluation_config(context, row_capacity, parameters=base))
+            model = load(evaluation_config(row_capacity, folder=context.folder.uri, parameters=base))
         if relative:
             context.progress.begin("computing the base model's log-probabilities")
             batches = {name: with_reference_logps(model, each) for name, each in batches.items()}
@@ -155,11 +155,11 @@ def run(context: StageContext) -> EvaluateOutcome:
     context.progress.begin("loading the tuned model")
     if lora:
         assert model is not None
-        config = evaluation_config(context, row_capacity, parameters=base, adapter=trained)
+        config = evaluation_config(row_capacity, folder=context.folder.uri, parameters=base, adapter=trained)
         model = with_adapter(model, config)
     else:
         model = None  # frees the base model's memory first
-        model = load(evaluation_config(context, row_capacity, parameters=trained))
+        model = load(evaluation_config(row_capacity, folder=context.folder.uri, parameters=trained))
     tuned = measure(context, model, row_capacity, work, batches, name="tuned model")
 
     samples = _samples(context, work, baseline, tuned)

@@ -61,7 +61,8 @@ def run(context: StageContext) -> TrainOutcome:
     started, compiled = time.perf_counter(), context.compilations.seconds
     discarded = discard_damaged(context.store, context.folder) if context.processes.first else []
     context.processes.barrier("checkpoints")
-    config = training_config(context, plan, steps=steps, parameters=engine_path(converted_model(context)))
+    parameters = engine_path(converted_model(context))
+    config = training_config(request, plan, steps=steps, folder=context.folder.uri, parameters=parameters)
     if context.processes.first:
         place = request.stage.short, request.attempt, request.restart
         context.store.write(context.folder.engine(*place), settings_json(config))
