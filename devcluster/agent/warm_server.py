@@ -107,7 +107,7 @@ def main() -> None:
     started = time.monotonic()
     connection = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    from finetune_trainer.main import preload, run
+    from finetune_trainer.commands.main import preload, run
 
     preload()
     send(connection, {"ready": round(time.monotonic() - started, 1)})

@@ -68,14 +68,18 @@ def measured(folder: Path, layers: int) -> Row:
     """Returns the wall time, the CPU time and the peak memory of each operation, in a row."""
     import jax
 
-    from finetune_trainer import conversion, conversion_check, engine, families, malloc
+    from finetune_trainer import families
+    from finetune_trainer.checkpoints.weights import open_weights
+    from finetune_trainer.conversion import streaming
+    from finetune_trainer.engine import maxtext
+    from finetune_trainer.process import malloc
     from finetune_trainer.storage import open_store
-    from finetune_trainer.weights import open_weights
+    from finetune_trainer.verification import conversion_check
 
     malloc.return_freed_arrays()
     random_weights.main(folder / "model", json.dumps({**_CONFIG, "num_hidden_layers": layers}))
     plan = families.read(folder / "model")
-    engine.prepare(plan)
+    maxtext.prepare(plan)
     model = Model(folder=folder, weights=open_weights(folder / "model", plan), plan=plan, store=open_store())
     draw = np.random.default_rng(0)
     rows = [draw.integers(0, 500, 128).tolist() for _ in range(4)]
@@ -90,7 +94,7 @@ def measured(folder: Path, layers: int) -> Row:
         return time.perf_counter() - started, time.process_time() - cpu
 
     works = {
-        "convert": lambda: conversion.convert(model.weights, plan, f"file://{folder}/converted", store=model.store),
+        "convert": lambda: streaming.convert(model.weights, plan, f"file://{folder}/converted", store=model.store),
         "proof": lambda: conversion_check.check_conversion(model.weights, model.items, plan, rows, scratch=folder),
         "export": lambda: export(model, "BF16", most),
     }  # fmt: skip

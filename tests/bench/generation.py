@@ -15,13 +15,15 @@ import numpy as np
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
-from finetune_trainer import conversion, engine, families
+from finetune_trainer import families
+from finetune_trainer.checkpoints.weights import open_weights
+from finetune_trainer.conversion import streaming
+from finetune_trainer.engine import maxtext
 from finetune_trainer.evaluation.batching import FixedRowCapacity
 from finetune_trainer.evaluation.generate import Generator
 from finetune_trainer.evaluation.models import LoadedModel, load
 from finetune_trainer.evaluation.sampling import Sampling
 from finetune_trainer.storage import engine_path, open_store
-from finetune_trainer.weights import open_weights
 
 ROWS, PROMPT = 8, 64
 LENGTHS = (64, 256)
@@ -50,12 +52,12 @@ def main() -> None:
 def tiny(root: Path) -> LoadedModel:
     folder = write_model(root / "hf", TinyModelSpec())
     plan = families.read(folder)
-    engine.prepare(plan)
-    converted = conversion.convert(
+    maxtext.prepare(plan)
+    converted = streaming.convert(
         open_weights(folder, plan), plan, f"file://{root}/converted", store=open_store()
     )
-    config = engine.configure(
-        plan, engine.SFT, run_name="x", base_output_directory=str(root), hardware="cpu", packing=False,
+    config = maxtext.configure(
+        plan, maxtext.SFT, run_name="x", base_output_directory=str(root), hardware="cpu", packing=False,
         load_parameters_path=engine_path(converted.items), dtype="float32", weight_dtype="float32",
         attention="dot_product", per_device_batch_size=ROWS, max_target_length=PROMPT,
     )  # fmt: skip

@@ -24,7 +24,7 @@ def first_line():
     open(os.environ["MEASURED"], "w").write(str(used.ru_utime + used.ru_stime))
     os._exit(0)
 goodput.since_process_start = first_line
-from finetune_trainer.main import main
+from finetune_trainer.commands.main import main
 main(os.environ)
 """
 

@@ -17,8 +17,8 @@ import numpy as np
 
 from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_trainer import families
-from finetune_trainer.export import shards
-from finetune_trainer.export.shards import Slot
+from finetune_trainer.checkpoints import shards
+from finetune_trainer.checkpoints.shards import Slot
 
 _SHARD_BYTES = 2 * 2**30
 

@@ -27,7 +27,7 @@ def test_an_image_is_no_larger_than_its_aim(pushed: None, image: str, report: li
 
 @pytest.mark.parametrize(
     ("image", "module"),
-    [(images.OPERATOR, "finetune_operator.__main__"), (images.CPU_TRAINER, "finetune_trainer.main")],
+    [(images.OPERATOR, "finetune_operator.__main__"), (images.CPU_TRAINER, "finetune_trainer.commands.main")],
     ids=["operator", "trainer"],
 )
 def test_no_module_is_compiled_when_a_container_starts(bench: UserClient, image: str, module: str) -> None:

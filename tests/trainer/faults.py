@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from finetune_trainer.stopping import SigtermHandler
+from finetune_trainer.process.stopping import SigtermHandler
 
 
 def raise_at_step(step: int, kind: str, text: str) -> None:
@@ -63,7 +63,7 @@ def written_again_at(place: str, file: str) -> None:
 
 def raise_before_joining(text: str) -> None:
     """Makes the process fail before it joins the other processes."""
-    from finetune_trainer.processes import Processes
+    from finetune_trainer.process.processes import Processes
 
     def join(_: Callable[..., Any], *__: Any, **___: Any) -> Any:
         raise ValueError(text)
@@ -234,12 +234,12 @@ def compiled_beforehand() -> None:
     import jax
 
     from finetune_contract import StageRequest
-    from finetune_trainer import engine
-    from finetune_trainer.compilation_cache import StorageCompilationCache
     from finetune_trainer.compiled.collecting_cache import CollectingCache
     from finetune_trainer.compiled.compile_protocol import Candidate, CompileSuccess
     from finetune_trainer.compiled.compiler import Compiler
-    from finetune_trainer.processes import Processes
+    from finetune_trainer.engine import maxtext
+    from finetune_trainer.engine.compilation_cache import StorageCompilationCache
+    from finetune_trainer.process.processes import Processes
     from finetune_trainer.stages.context import StageContext, late_environment
     from finetune_trainer.stages.slice_programs import programs
     from finetune_trainer.storage import open_store
@@ -253,7 +253,7 @@ def compiled_beforehand() -> None:
         stopper=SigtermHandler(lambda: None),
     )
     plan = context.plan(context.model(weights=False))
-    engine.prepare(plan)
+    maxtext.prepare(plan)
     collected = CollectingCache.begin(context.scratch)
 
     class ThisMachine:
@@ -311,24 +311,25 @@ def restored_alone() -> None:
     import jax
 
     from finetune_contract import StageRequest
-    from finetune_trainer import engine, families
-    from finetune_trainer.loading import pretrained
-    from finetune_trainer.processes import Processes
+    from finetune_trainer import families
+    from finetune_trainer.conversion.loading import pretrained
+    from finetune_trainer.engine import maxtext
+    from finetune_trainer.process.processes import Processes
     from finetune_trainer.stages.context import late_environment
-    from finetune_trainer.stages.engine_config import engine_settings
     from finetune_trainer.storage import local_path
+    from finetune_trainer.training.engine_config import engine_settings
 
     late_environment(os.environ)
     request = StageRequest.of_environment(os.environ)
     folder = local_path(request.model.uri or "")
     assert folder is not None
     plan = families.read(folder)
-    engine.prepare(plan)
+    maxtext.prepare(plan)
     processes = Processes.of(os.environ)
     processes.join("cpu", agree_on_stops=False)
     assert jax.device_count() == request.mesh.devices
     made = engine_settings(request, plan, steps=1, platform="cpu", output="")
-    config = engine.configure(plan, engine.SFT, **made, load_parameters_path=str(request.converted))
+    config = maxtext.configure(plan, maxtext.SFT, **made, load_parameters_path=str(request.converted))
     model, _ = pretrained(config)
     jax.block_until_ready(jax.tree.leaves(model))
     processes.barrier("restored")
@@ -337,8 +338,7 @@ def restored_alone() -> None:
 
 def shards_of(most: int) -> None:
     """Limits an export's files to ``most`` bytes each, and makes their headers be read in pieces."""
-    from finetune_trainer import sparse_files
-    from finetune_trainer.export import folder
+    from finetune_trainer.checkpoints import folder, sparse_files
 
     sparse_files._FIRST = 1000
 
@@ -379,7 +379,7 @@ def libtpu_never_loaded(library: str) -> None:
     """
     import sys
 
-    from finetune_trainer.attempt import AttemptRecorder
+    from finetune_trainer.stages.attempt import AttemptRecorder
 
     imported = []
 
@@ -417,9 +417,9 @@ def step_lowered_for_tpu(told: str) -> None:
     from finetune_trainer.compiled.compile_protocol import Candidate
     from finetune_trainer.compiled.compiler import Compiler, devices_of
     from finetune_trainer.compiled.step import AbstractTraining, mesh_context, mesh_of
-    from finetune_trainer.sharding import shard_batch
-    from finetune_trainer.stages import engine_config
+    from finetune_trainer.engine.sharding import shard_batch
     from finetune_trainer.storage import local_path
+    from finetune_trainer.training import engine_config
     from finetune_trainer.training.session import Session
 
     request = StageRequest.of_environment(os.environ)
@@ -466,7 +466,7 @@ def step_lowered_for_tpu(told: str) -> None:
 
 def records_progress(path: str) -> None:
     """Appends every state of the stage's progress to a file, as lines of JSON; the stage itself writes only some."""
-    from finetune_trainer.stage_progress import StageProgressReporter
+    from finetune_trainer.process.stage_progress import StageProgressReporter
 
     def schedule(_: Callable[..., Any], reporter: StageProgressReporter) -> None:
         if reporter._writer is not None:

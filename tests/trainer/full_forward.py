@@ -11,9 +11,9 @@ import numpy as np
 from flax import nnx
 from flax.core.spmd import logical_axis_rules
 
-from finetune_trainer import engine
+from finetune_trainer.conversion.loading import pretrained
+from finetune_trainer.engine import maxtext
 from finetune_trainer.families import ModelPlan
-from finetune_trainer.loading import pretrained
 from finetune_trainer.storage import engine_path
 
 
@@ -27,7 +27,7 @@ class FullForward:
         pad to ``rows`` x ``length`` tokens. Raises as ``loading.pretrained`` does."""
         devices = len(jax.devices())
         self._shape = (math.ceil(rows / devices) * devices, length)
-        self._config = engine.configure(
+        self._config = maxtext.configure(
             plan,
             run_name="forward",
             base_output_directory=str(scratch),

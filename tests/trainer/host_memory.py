@@ -69,9 +69,8 @@ class Model:
 
 
 def lower_bounds() -> None:
-    from finetune_trainer import forward
-    from finetune_trainer.checkpoints import unstacking, writing
-    from finetune_trainer.export import folder
+    from finetune_trainer.checkpoints import folder, unstacking, writing
+    from finetune_trainer.verification import forward
 
     writing._WAITING = LOWERED
     unstacking._SMALL = LOWERED
@@ -86,22 +85,26 @@ def measured(folder: Path, spec: Any, works: list[str]) -> dict[str, Any]:
     import jax
 
     from devcluster.fixtures.tiny_models import write_model
-    from finetune_trainer import conversion, conversion_check, engine, families, malloc
+    from finetune_trainer import families
+    from finetune_trainer.checkpoints.weights import open_weights
+    from finetune_trainer.conversion import streaming
+    from finetune_trainer.engine import maxtext
     from finetune_trainer.families.sizes import sizes
+    from finetune_trainer.process import malloc
     from finetune_trainer.storage import open_store
-    from finetune_trainer.weights import open_weights
+    from finetune_trainer.verification import conversion_check
 
     malloc.return_freed_arrays()
     folder.mkdir(parents=True)
     write_model(folder / "model", spec)
     plan = families.read(folder / "model")
-    engine.prepare(plan)
+    maxtext.prepare(plan)
     model = Model(folder=folder, weights=open_weights(folder / "model", plan), plan=plan, store=open_store())
     jax.numpy.zeros(4).block_until_ready()
     gc.collect()
     before, most = held(), dict[str, int]()
     with peak(most, "convert"):
-        conversion.convert(model.weights, plan, f"file://{folder}/converted", store=model.store)
+        streaming.convert(model.weights, plan, f"file://{folder}/converted", store=model.store)
     with peak(most, "proof"):
         rows = [[5, 7, 9, 20, 33, 44], [6, 8, 10, 12]]
         conversion_check.check_conversion(model.weights, model.items, plan, rows, scratch=folder)
@@ -143,7 +146,7 @@ def export(model: Model, work: str, most: dict[str, int]) -> None:
 
 def _trained(model: Model) -> str:
     """Writes a checkpoint of full fine-tuning with random numbers. A chunk is one chip's share of every layer."""
-    from finetune_trainer import conversion
+    from finetune_trainer.conversion import streaming
 
     def share(shape: Sequence[int], *_: Any, single: Sequence[int], **__: Any) -> tuple[int, ...]:
         axis = max(
@@ -165,10 +168,10 @@ def _trained(model: Model) -> str:
 
     out = f"file://{model.folder}/trained"
     with (
-        patch("finetune_trainer.conversion.chunk_shape", share),
-        patch("finetune_trainer.conversion._slices", values),
+        patch("finetune_trainer.conversion.streaming.chunk_shape", share),
+        patch("finetune_trainer.conversion.streaming._slices", values),
     ):
-        return conversion.convert(model.weights, model.plan, out, store=model.store).items
+        return streaming.convert(model.weights, model.plan, out, store=model.store).items
 
 
 def _adapter(model: Model) -> str:
@@ -176,10 +179,11 @@ def _adapter(model: Model) -> str:
     import jax.numpy as jnp
     from orbax import checkpoint as ocp
 
-    from finetune_trainer import engine, mapping
+    from finetune_trainer.checkpoints import mapping
+    from finetune_trainer.engine import maxtext
 
     plan = model.plan
-    config = engine.configure(
+    config = maxtext.configure(
         plan, weight_dtype="float32", run_name="lora", base_output_directory=str(model.folder)
     )
     draw, shapes, tree = np.random.default_rng(3), plan.tensors(), {}

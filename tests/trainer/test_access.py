@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from finetune_trainer import access_cli
+from finetune_trainer.commands import access as access_cli
 from finetune_trainer.storage import StorageClient, base
 from finetune_trainer.storage.local import LocalBackend
 

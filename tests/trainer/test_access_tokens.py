@@ -269,7 +269,7 @@ def program(code: str, *arguments: str, **environment: str) -> subprocess.Popen[
     )
 
 
-STAGE = "from finetune_trainer.main import run; run()"
+STAGE = "from finetune_trainer.commands.main import run; run()"
 
 
 def test_a_process_in_a_pod_waits_for_the_metadata_server(bucket: Bucket, metadata: MetadataServer) -> None:
@@ -303,7 +303,7 @@ def test_a_stage_that_can_write_no_record_ends_with_its_exit_code_and_message(
 
 TENSORSTORE = """
 import tensorstore
-from finetune_trainer.attempt import as_stage_error
+from finetune_trainer.stages.attempt import as_stage_error
 try:
     tensorstore.KvStore.open({"driver": "gcs", "bucket": "bucket", "path": ""}).result().read("k").result()
 except ValueError as error:

@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 from finetune_contract import Outcome
-from finetune_trainer.training.accumulation import accumulated_step, microbatches
+from finetune_trainer.engine.accumulation import accumulated_step, microbatches
 from tests.trainer.stages import Stages
 
 #: Questions and answers of very different lengths.

@@ -25,14 +25,18 @@ from safetensors.numpy import load_file, save_file
 
 from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import ExitCode
-from finetune_trainer import conversion, conversion_check, engine, export, families, mapping, numpy_reference
+from finetune_trainer import export, families
+from finetune_trainer.checkpoints import mapping
 from finetune_trainer.checkpoints.reading import CheckpointReader
+from finetune_trainer.checkpoints.weights import Weights, open_weights
+from finetune_trainer.conversion import streaming
+from finetune_trainer.engine import maxtext
 from finetune_trainer.errors import StageError
 from finetune_trainer.evaluation.models import LoadedModel, load, with_adapter
 from finetune_trainer.families import ModelPlan
-from finetune_trainer.forward import Forward
 from finetune_trainer.storage import engine_path, open_store
-from finetune_trainer.weights import Weights, open_weights
+from finetune_trainer.verification import conversion_check, numpy_reference
+from finetune_trainer.verification.forward import Forward
 from tests.trainer.full_forward import FullForward
 from tests.trainer.reference import Reference, difference
 
@@ -176,12 +180,10 @@ def case(request: pytest.FixtureRequest, cases: dict[str, Case], workdir: Path) 
     name: str = request.param
     folder = workdir / name
     plan = families.read(folder)
-    engine.prepare(plan)  # needed each time: this process switches between many plans
+    maxtext.prepare(plan)  # needed each time: this process switches between many plans
     if name not in cases:
         weights = open_weights(folder, plan)
-        converted = conversion.convert(
-            weights, plan, f"file://{workdir}/{name} converted", store=open_store()
-        )
+        converted = streaming.convert(weights, plan, f"file://{workdir}/{name} converted", store=open_store())
         assert converted.size_bytes > plan.parameters
         cases[name] = Case(folder=folder, plan=plan, weights=weights, items=converted.items)
     return cases[name]
@@ -217,7 +219,7 @@ def test_the_converted_model_is_transformers_model(
 def test_block_by_block_the_converted_model_computes_the_same(
     case: Case, rows: list[list[int]], reference: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("finetune_trainer.forward.VOCABULARY", 200)
+    monkeypatch.setattr("finetune_trainer.verification.forward.VOCABULARY", 200)
     found = list(Forward(CheckpointReader(case.items), case.plan, scratch=tmp_path).logits(rows))
     assert len(found) == math.ceil(case.plan.vocab_size / 200)
     assert difference(joined(found), reference.logits(case.folder.name)) < TOLERANCE
@@ -245,7 +247,7 @@ def test_a_fully_tuned_model_is_exported_as_it_was_trained(case: Case, tmp_path:
     spec = replace(CASES[case.folder.name], seed=1, dtype="bfloat16", shards=1)
     tuned = write_model(tmp_path / "tuned", spec)
     trained = open_weights(tuned, case.plan)
-    items = conversion.convert(trained, case.plan, f"file://{tmp_path}/trained", store=open_store()).items
+    items = streaming.convert(trained, case.plan, f"file://{tmp_path}/trained", store=open_store()).items
     out = build(case, items, tmp_path, lora=None, content="Merged", dtype="BF16")["model"]
     exported = open_weights(out, families.read(out))
     for name in trained.text:
@@ -353,7 +355,7 @@ def test_an_adapter_of_another_rank_is_refused(
     cases: dict[str, Case], adapted: dict[str, dict[str, Path]], workdir: Path
 ) -> None:
     name = LORA_CASES[0]
-    engine.prepare(cases[name].plan)
+    maxtext.prepare(cases[name].plan)
     lora = export.LoraConfig(rank=RANK + 1, alpha=ALPHA)
     params = f"file://{workdir}/{name} adapter"
     with pytest.raises(Exception, match=r"adapters of rank 5"):
@@ -366,7 +368,7 @@ def test_the_proof_refuses_an_engine_that_computes_something_else(
     """The weights are the same and converted exactly, but Llama 3's rotary scaling is missing."""
     good = cases["llama 3.2's rope, shards"]
     forgetful = replace(good.plan, llama3_scaling=None)
-    engine.prepare(forgetful)
+    maxtext.prepare(forgetful)
     with pytest.raises(Exception, match=r"computes a different function .* logits within 0\.001"):
         conversion_check.check_conversion(good.weights, good.items, forgetful, rows, scratch=tmp_path)
 
@@ -375,7 +377,7 @@ def test_the_proof_refuses_a_conversion_of_other_weights(
     cases: dict[str, Case], rows: list[list[int]], tmp_path: Path
 ) -> None:
     good = cases["qwen3"]
-    engine.prepare(good.plan)
+    maxtext.prepare(good.plan)
     other = write_model(tmp_path / "other", replace(CASES["qwen3"], seed=5))
     with pytest.raises(Exception, match=r"a round trip of conversion changes model\.\S+"):
         conversion_check.check_conversion(
@@ -453,9 +455,9 @@ def test_of_two_experts_with_nearly_the_same_score_either_is_right(
             router[1] = router[0] * np.float32(1 + 2**-22)
     save_file(tensors, folder / "model.safetensors")
     plan = families.read(folder)
-    engine.prepare(plan)
+    maxtext.prepare(plan)
     weights = open_weights(folder, plan)
-    items = conversion.convert(weights, plan, f"file://{tmp_path}/converted", store=open_store()).items
+    items = streaming.convert(weights, plan, f"file://{tmp_path}/converted", store=open_store()).items
     forward = Forward(CheckpointReader(items), plan, scratch=tmp_path)
     chosen = numpy_reference.NumpyReference(folder, weights.read, rows).experts
     # only in the last layer, so that the swap changes no other layer's choice of experts
@@ -471,7 +473,7 @@ def test_the_proof_reports_what_it_compared(
     cases: dict[str, Case], rows: list[list[int]], tmp_path: Path
 ) -> None:
     good = cases["qwen3"]
-    engine.prepare(good.plan)
+    maxtext.prepare(good.plan)
     found = conversion_check.check_conversion(good.weights, good.items, good.plan, rows, scratch=tmp_path)
     assert found.sentence.startswith("24 tensors identical after conversion and back; on 2 rows of ")
     assert found.loss == pytest.approx(found.numpy_loss, rel=1e-6)
@@ -518,7 +520,7 @@ def build(
 
 def random_adapter(plan: ModelPlan, folder: Path, scratch: Path) -> str:
     """A LoRA checkpoint as Tunix writes it, with random values in both halves."""
-    config = engine.configure(
+    config = maxtext.configure(
         plan, weight_dtype="float32", run_name="lora", base_output_directory=str(scratch)
     )
     rng = np.random.default_rng(3)
@@ -543,8 +545,8 @@ def random_adapter(plan: ModelPlan, folder: Path, scratch: Path) -> str:
 
 def adapted_logits(case: Case, params: str, rows: list[list[int]], scratch: Path) -> list[np.ndarray]:
     """Returns the engine's logits with the adapter applied, as evaluation computes them."""
-    config = engine.configure(
-        case.plan, engine.SFT, run_name="lora", base_output_directory=str(scratch),
+    config = maxtext.configure(
+        case.plan, maxtext.SFT, run_name="lora", base_output_directory=str(scratch),
         load_parameters_path=engine_path(case.items), weight_dtype="float32", dtype="float32",
         attention="dot_product", per_device_batch_size=len(rows), max_target_length=max(LENGTHS),
         lora={

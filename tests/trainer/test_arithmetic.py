@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from finetune_trainer import families
-from finetune_trainer.flops import forward_flops, step_flops
+from finetune_trainer.training.flops import forward_flops, step_flops
 from finetune_trainer.training.utilization import ideal_step_seconds
 from tests.trainer.requests import method as method_of
 from tests.trainer.requests import request

@@ -20,7 +20,10 @@ from lm_eval.api.registry import AGGREGATION_REGISTRY, FILTER_REGISTRY, METRIC_R
 
 from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import BenchmarkSpec, ExitCode
-from finetune_trainer import conversion, engine, families
+from finetune_trainer import families
+from finetune_trainer.checkpoints.weights import open_weights
+from finetune_trainer.conversion import streaming
+from finetune_trainer.engine import maxtext
 from finetune_trainer.errors import StageError
 from finetune_trainer.evaluation import benchmark_groups, benchmarks, plain_tasks
 from finetune_trainer.evaluation.batching import FixedRowCapacity
@@ -33,7 +36,6 @@ from finetune_trainer.evaluation.models import LoadedModel, load
 from finetune_trainer.evaluation.sampling import Sampling
 from finetune_trainer.storage import engine_path, open_store
 from finetune_trainer.tokens.template import Renderer
-from finetune_trainer.weights import open_weights
 from tests.doubles.hub import FakeHub
 from tests.trainer import harness_code
 from tests.trainer.full_forward import FullForward
@@ -97,10 +99,10 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     root = tmp_path_factory.mktemp("model")
     folder = write_model(root / "hf", TinyModelSpec(std=0.125))
     plan = families.read(folder)
-    engine.prepare(plan)
-    items = conversion.convert(open_weights(folder, plan), plan, f"file://{root}/c", store=open_store()).items
-    config = engine.configure(
-        plan, engine.SFT, run_name="x", base_output_directory=str(root), hardware="cpu", packing=False,
+    maxtext.prepare(plan)
+    items = streaming.convert(open_weights(folder, plan), plan, f"file://{root}/c", store=open_store()).items
+    config = maxtext.configure(
+        plan, maxtext.SFT, run_name="x", base_output_directory=str(root), hardware="cpu", packing=False,
         load_parameters_path=engine_path(items), dtype="float32", weight_dtype="float32",
         attention="dot_product", per_device_batch_size=ROWS, max_target_length=64, matmul_precision="highest",
     )  # fmt: skip

@@ -154,7 +154,7 @@ def test_a_conversion_of_files_that_were_written_again_meanwhile_is_in_no_cache(
 ) -> None:
     model, cache = tmp_path / "model", tmp_path / "cache"
     shutil.copytree(stages.root / "models/qwen3", model)
-    place = "finetune_trainer.conversion:convert"
+    place = "finetune_trainer.conversion.streaming:convert"
     failure = failure_of(
         stages.run(
             "Convert", f"broken/{tmp_path.name}", model={"uri": f"file://{model}"}, cache=f"file://{cache}",
@@ -276,7 +276,7 @@ def test_a_checkpoint_that_is_gone_is_reported(stages: Stages, converted: str) -
     ("stage", "place"),
     [
         ("Preflight", "finetune_trainer.stages.context:prepare"),
-        ("Convert", "finetune_trainer.conversion:convert"),
+        ("Convert", "finetune_trainer.conversion.streaming:convert"),
     ],
 )
 def test_a_disk_that_is_full_is_reported(stages: Stages, stage: str, place: str) -> None:

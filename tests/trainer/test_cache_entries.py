@@ -11,11 +11,11 @@ import pytest
 from finetune_contract import CacheLayout, ConvertManifest, ExitCode, StageRequest
 from finetune_contract.failure import CONVERTED_MODEL_DAMAGED
 from finetune_contract.layout import file_list
-from finetune_trainer import cache_entry, conversion_cache
-from finetune_trainer.cache_entry import CacheMiss
+from finetune_trainer.conversion import cache as conversion_cache
+from finetune_trainer.conversion.fingerprint import Fingerprint
 from finetune_trainer.errors import StageError
-from finetune_trainer.fingerprint import Fingerprint
-from finetune_trainer.storage import StorageClient, open_store
+from finetune_trainer.storage import StorageClient, cache_entry, open_store
+from finetune_trainer.storage.cache_entry import CacheMiss
 from tests.trainer import requests
 
 INPUTS = {"model": "1", "engine": "maxtext 1"}

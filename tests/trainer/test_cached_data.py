@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from finetune_contract import CacheLayout, DataManifest
-from finetune_trainer import cache_entry
-from finetune_trainer.cache_entry import CacheMiss
 from finetune_trainer.data.cache import CachedSource, DataCache, DataCacheKey
-from finetune_trainer.storage import StorageClient, open_store
+from finetune_trainer.storage import StorageClient, cache_entry, open_store
+from finetune_trainer.storage.cache_entry import CacheMiss
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 KEY = DataCacheKey(inputs={"data": "1"}, source="0" * 32)

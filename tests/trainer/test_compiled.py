@@ -27,11 +27,9 @@ from finetune_contract import (
     StageRequest,
 )
 from finetune_contract.tpu import all_shapes
-from finetune_trainer import engine, families
-from finetune_trainer.compilation_cache import StorageCompilationCache
-from finetune_trainer.compiled import compile_cli
+from finetune_trainer import families
+from finetune_trainer.commands import compile as compile_cli
 from finetune_trainer.compiled.check import bounds, check_memory
-from finetune_trainer.compiled.chips import CHIPS, is_slice
 from finetune_trainer.compiled.compile_client import CompileClient, CompilerUnavailable
 from finetune_trainer.compiled.compile_protocol import (
     Answer,
@@ -46,10 +44,13 @@ from finetune_trainer.compiled.compiler import Compiler, devices_of
 from finetune_trainer.compiled.remedies import remedies
 from finetune_trainer.compiled.search import SearchSpace, search
 from finetune_trainer.compiled.step import AbstractTraining, mesh_of
+from finetune_trainer.engine import maxtext
+from finetune_trainer.engine.chips import CHIPS, is_slice
+from finetune_trainer.engine.compilation_cache import StorageCompilationCache
 from finetune_trainer.errors import StageError
-from finetune_trainer.flops import forward_flops, step_flops
-from finetune_trainer.stages.engine_config import engine_settings
 from finetune_trainer.storage import open_store
+from finetune_trainer.training.engine_config import engine_settings
+from finetune_trainer.training.flops import forward_flops, step_flops
 from finetune_trainer.training.trainer import FineTuneTrainer
 from tests.trainer.requests import method as method_of
 from tests.trainer.requests import request
@@ -539,7 +540,7 @@ def abstract(root: Path, **changes: Any) -> AbstractTraining:
     plan = families.resolve(SMALL)
     made = request(root, "Train", **changes)
     chosen = engine_settings(made, plan, steps=1, platform="cpu", output=str(root))
-    config = engine.configure(plan, engine.SFT, **chosen)
+    config = maxtext.configure(plan, maxtext.SFT, **chosen)
     return AbstractTraining(config, mesh_of(config, jax.devices()[:1]), made)
 
 
@@ -597,7 +598,7 @@ def test_a_length_that_the_kernel_does_not_take_compiles(
     length: int, changes: dict[str, Any], root: Path
 ) -> None:
     plan = families.resolve(SMALL)
-    engine.prepare(plan)
+    maxtext.prepare(plan)
     answer = Compiler(plan, wanted(root, data={"max_seq_length": length}, **changes)).answer(candidate(4))
     assert isinstance(answer, CompileSuccess), answer
 
@@ -605,7 +606,7 @@ def test_a_length_that_the_kernel_does_not_take_compiles(
 @pytest.mark.usefixtures("here")
 def test_dpo_runs_and_holds_the_model_that_it_began_with(root: Path) -> None:
     plan = families.resolve(SMALL)
-    engine.prepare(plan)
+    maxtext.prepare(plan)
     answers = [
         Compiler(plan, wanted(root, method=method, data={"max_seq_length": 128})).answer(candidate(4))
         for method in (DPO, ORPO)
@@ -622,7 +623,7 @@ def test_dpo_runs_and_holds_the_model_that_it_began_with(root: Path) -> None:
 def test_what_is_chosen_and_what_would_fit_is_what_the_compiler_says(root: Path) -> None:
     """Chips have less memory: first enough for what one policy keeps, then too little for it."""
     plan = families.resolve(SMALL | {"num_hidden_layers": 16})
-    engine.prepare(plan)
+    maxtext.prepare(plan)
     made = wanted(root, data={"max_seq_length": 128}, engine_overrides={"num_vocab_tiling": "1"})
     compiler = Compiler(plan, made)
     known: dict[str, Answer] = {}
@@ -705,7 +706,7 @@ def test_the_first_slice_that_holds_the_step_is_what_the_compiler_says(
 )
 def test_devices_share_rows_on_slices_of_every_shape(family: str, topology: str, root: Path) -> None:
     plan = families.resolve(SMALL | {"num_attention_heads": 16, "num_key_value_heads": 16})
-    engine.prepare(plan)
+    maxtext.prepare(plan)
     chips = math.prod(int(side) for side in topology.split("x"))
     place = {
         "name": topology, "family": family, "topology": topology, "hosts": chips // 4, "chips": chips, "devices": chips,
@@ -732,7 +733,7 @@ def test_a_mesh_on_which_the_model_cannot_be_loaded_is_refused(
     sizes: dict[str, Any], axes: dict[str, int], root: Path
 ) -> None:
     plan = families.resolve(SMALL | {"num_key_value_heads": 8} | sizes)
-    engine.prepare(plan)
+    maxtext.prepare(plan)
     mesh = MeshSpec.model_validate({"hosts": 1, "chips_per_host": 4, **axes})
     asked = candidate(4).model_copy(update={"mesh": mesh})
     answer = Compiler(plan, wanted(root, data={"max_seq_length": 128})).answer(asked)
@@ -744,7 +745,7 @@ def test_a_mesh_on_which_the_model_cannot_be_loaded_is_refused(
 @pytest.mark.usefixtures("here")
 def test_a_size_that_no_axis_divides_may_be_odd(root: Path) -> None:
     plan = families.resolve(SMALL | {"vocab_size": 513})
-    engine.prepare(plan)
+    maxtext.prepare(plan)
     answer = Compiler(plan, wanted(root, data={"max_seq_length": 128})).answer(candidate(4))
     assert isinstance(answer, CompileSuccess), answer
 
@@ -753,7 +754,7 @@ def test_a_size_that_no_axis_divides_may_be_odd(root: Path) -> None:
 def test_a_base_that_is_quantized_has_to_be_held_whole_first(root: Path) -> None:
     """Loading needs the memory of the whole base model, even if the step later needs only half a byte per value."""
     plan = families.resolve(WIDE)
-    engine.prepare(plan)
+    maxtext.prepare(plan)
     made = wanted(root, method={"lora": {**LORA, "quantization": "NF4"}}, data={"max_seq_length": 128})
     compiler, asked = Compiler(plan, made), candidate(4)
     config = compiler._configuration(asked)

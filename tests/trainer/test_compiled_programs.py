@@ -15,7 +15,7 @@ from jax.errors import JaxRuntimeError
 from jax.stages import Lowered
 
 from finetune_contract import StageRequest
-from finetune_trainer import engine, families
+from finetune_trainer import families
 from finetune_trainer.compiled import compiler as compiling
 from finetune_trainer.compiled.compile_protocol import (
     Answer,
@@ -26,6 +26,7 @@ from finetune_trainer.compiled.compile_protocol import (
 )
 from finetune_trainer.compiled.compiler import Compiler, devices_of
 from finetune_trainer.compiled.hlo_program import HloProgram as Text
+from finetune_trainer.engine import maxtext
 from finetune_trainer.families import Family
 from tests.trainer.requests import request
 
@@ -125,7 +126,7 @@ def answer(
     family: str, length: int, method: str, chips: str, program: SliceProgram | None = None, **changes: Any
 ) -> Answer:
     plan = families.resolve(_TINY | FAMILIES[family])
-    engine.prepare(plan)
+    maxtext.prepare(plan)
     made, candidate = asked(family, length, method, chips, **changes)
     return Compiler(plan, made).answer(candidate.model_copy(update={"program": program}))
 
@@ -206,7 +207,7 @@ def test_no_weights_are_gathered_for_each_token() -> None:
     """The devices share the weight matrices and add up what each has computed; only activations are transferred."""
     wide = _TINY | {"hidden_size": 1024, "intermediate_size": 3072, "head_dim": 128, "vocab_size": 8192}
     plan = families.resolve(wide | FAMILIES["qwen3"])
-    engine.prepare(plan)
+    maxtext.prepare(plan)
     made, candidate = asked("qwen3", 256, "sft", "v5e")
     program, rows = SliceProgram(kind="Generate", width=128, count=8, longest=8000, new_tokens=32), 8
     evaluation = Compiler(plan, made).evaluation(candidate, devices_of(candidate), adapter=True)

@@ -13,7 +13,6 @@ import pytest
 from finetune_contract import ExitCode, MeshSpec, SliceShape, StageRequest
 from finetune_trainer import families
 from finetune_trainer.compiled import check
-from finetune_trainer.compiled.chips import CHIPS
 from finetune_trainer.compiled.compile_protocol import (
     Answer,
     Candidate,
@@ -26,6 +25,7 @@ from finetune_trainer.compiled.cost import StepCost, cost_of, roofline
 from finetune_trainer.compiled.evaluation_programs import needed_bytes
 from finetune_trainer.compiled.remedies import remedies
 from finetune_trainer.compiled.search import ModelBounds, SearchSpace, search
+from finetune_trainer.engine.chips import CHIPS
 from finetune_trainer.errors import StageError
 from finetune_trainer.storage import open_store
 from tests.trainer.requests import request

@@ -11,12 +11,12 @@ from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import OWN_TEMPLATE, ExitCode, Stage
 from finetune_trainer.errors import StageError
 from finetune_trainer.export.tokenizer import tokenizer_folder
-from finetune_trainer.processes import Processes
+from finetune_trainer.process.processes import Processes
+from finetune_trainer.process.stopping import ImmediateStop
 from finetune_trainer.stages import preflight
 from finetune_trainer.stages.context import StageContext
-from finetune_trainer.stopping import ImmediateStop
 from finetune_trainer.storage import open_store
-from finetune_trainer.tokenizer import load_tokenizer
+from finetune_trainer.tokens.tokenizer import load_tokenizer
 from tests.trainer.requests import request
 
 

@@ -11,10 +11,10 @@ from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import DataReport, StageRequest
 from finetune_trainer.data import remarks, report
 from finetune_trainer.errors import StageError
-from finetune_trainer.processes import Processes
+from finetune_trainer.process.processes import Processes
+from finetune_trainer.process.stopping import ImmediateStop
 from finetune_trainer.stages import data_check
 from finetune_trainer.stages.context import StageContext
-from finetune_trainer.stopping import ImmediateStop
 from finetune_trainer.storage import open_store
 from finetune_trainer.tokens.notes import Note
 from finetune_trainer.tokens.template import Renderer, with_template

@@ -11,12 +11,12 @@ from transformers import AutoTokenizer
 from devcluster.fixtures.tiny_models import EOS, TURN_END, TinyModelSpec, write_model
 from finetune_contract import ExportOutcome, ModelSource, TrainOutcome
 from finetune_trainer import families
+from finetune_trainer.checkpoints.folder import copy_files, write_config, write_generation_config
+from finetune_trainer.checkpoints.weights import open_weights
 from finetune_trainer.export.card import CardFacts, render
-from finetune_trainer.export.folder import copy_files, write_config, write_generation_config
-from finetune_trainer.models import fetch_model
-from finetune_trainer.numpy_reference import NumpyReference
+from finetune_trainer.hub.models import fetch_model
 from finetune_trainer.storage import open_store
-from finetune_trainer.weights import open_weights
+from finetune_trainer.verification.numpy_reference import NumpyReference
 from tests.trainer.stages import Stages
 from tests.trainer.stores import BUCKET
 

@@ -11,12 +11,13 @@ from transformers import AutoConfig
 
 from devcluster.fixtures.tiny_models import ARCHITECTURES, TinyModelSpec, config_of, write_model
 from finetune_contract import ExitCode
-from finetune_trainer import families, tiny_model
+from finetune_trainer import families
+from finetune_trainer.checkpoints.folder import write_config
+from finetune_trainer.checkpoints.weights import open_weights
 from finetune_trainer.errors import StageError
-from finetune_trainer.export.folder import write_config
 from finetune_trainer.families import Llama3Scaling, ModelPlan
 from finetune_trainer.families.catalogue import require_family
-from finetune_trainer.weights import open_weights
+from finetune_trainer.verification import tiny_model
 
 LLAMA3 = {
     "rope_type": "llama3",

@@ -88,7 +88,7 @@ def test_no_space_is_reported_as_that(
 _FILL = """
 import sys
 import numpy as np
-from finetune_trainer.memmap import memmap_array
+from finetune_trainer.checkpoints.memmap import memmap_array
 try:
     with open(sys.argv[1] + "/file", "w+b") as file:
         memmap_array(file, np.dtype(np.float32), (1024, 1024))[:] = 1.0

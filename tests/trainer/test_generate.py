@@ -13,15 +13,17 @@ from flax.core.spmd import logical_axis_rules
 from jax.errors import JaxRuntimeError
 
 from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
-from finetune_trainer import conversion, engine, families
+from finetune_trainer import families
+from finetune_trainer.checkpoints.weights import open_weights
+from finetune_trainer.conversion import streaming
+from finetune_trainer.engine import maxtext
+from finetune_trainer.engine.lora import with_lora
 from finetune_trainer.evaluation.batching import FixedRowCapacity
 from finetune_trainer.evaluation.decoding import sized, with_cache
 from finetune_trainer.evaluation.generate import Generator
 from finetune_trainer.evaluation.models import LoadedModel, load
 from finetune_trainer.evaluation.sampling import Sampling
-from finetune_trainer.lora import with_lora
 from finetune_trainer.storage import engine_path, open_store
-from finetune_trainer.weights import open_weights
 
 NEW, ROWS = 12, 4
 #: More prompts than a batch has, of very different lengths, so that most rows are padded.
@@ -80,8 +82,8 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     root: Path = tmp_path_factory.mktemp("model")
     folder = write_model(root / "hf", SPECS[request.param])
     plan = families.read(folder)
-    engine.prepare(plan)
-    items = conversion.convert(open_weights(folder, plan), plan, f"file://{root}/c", store=open_store()).items
+    maxtext.prepare(plan)
+    items = streaming.convert(open_weights(folder, plan), plan, f"file://{root}/c", store=open_store()).items
     lora = "adapter" in request.param
     adapter = {
         "enable_lora": lora,
@@ -91,8 +93,8 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     }
     # which selects plain attention on CPU, in programs of the widths that the TPU's kernel needs
     attention = "autoselected" if lora or "window" in request.param else "dot_product"
-    config = engine.configure(
-        plan, engine.SFT, run_name="x", base_output_directory=str(root), hardware="cpu", packing=False,
+    config = maxtext.configure(
+        plan, maxtext.SFT, run_name="x", base_output_directory=str(root), hardware="cpu", packing=False,
         load_parameters_path=engine_path(items), dtype="float32", weight_dtype="float32",
         attention=attention, per_device_batch_size=ROWS, max_target_length=64, lora=adapter,
     )  # fmt: skip

@@ -12,9 +12,9 @@ from huggingface_hub import constants
 from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import ExitCode, HubRef, ModelSource
 from finetune_trainer import families
-from finetune_trainer import hub as repositories
 from finetune_trainer.errors import StageError
-from finetune_trainer.models import LocalModel, fetch_model
+from finetune_trainer.hub import repositories
+from finetune_trainer.hub.models import LocalModel, fetch_model
 from finetune_trainer.storage import open_store
 from tests.doubles.hub import FakeHub
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from finetune_contract import DestinationSpec, ExitCode, HubDestinationSpec
-from finetune_trainer import hub as downloads
 from finetune_trainer.errors import StageError
 from finetune_trainer.export.hub_upload import UploadFolder, push
 from finetune_trainer.export.publish import write_manifest
+from finetune_trainer.hub import repositories as downloads
 from tests.doubles.hub import FakeHub
 
 TOKEN = "hf_canary_writer"

@@ -55,7 +55,7 @@ def place(stages: Stages, root: str, server: str) -> Place:
 def test_a_conversion_that_was_killed_is_no_model(place: Place, tmp_path: Path, moment: str) -> None:
     kind = "file" if place.root.startswith("file") else "gs"
     fault = (
-        ("killed_at", "finetune_trainer.conversion:_finite", 5)
+        ("killed_at", "finetune_trainer.conversion.streaming:_finite", 5)
         if "middle" in moment
         else ("killed_at", WHOLE[kind])
     )

@@ -14,13 +14,15 @@ from maxtext.utils import maxtext_utils_nnx
 from orbax import checkpoint as ocp
 
 from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
-from finetune_trainer import conversion, engine, families
+from finetune_trainer import families
+from finetune_trainer.checkpoints.weights import open_weights
+from finetune_trainer.conversion import streaming
+from finetune_trainer.conversion.loading import pretrained
+from finetune_trainer.engine import maxtext
+from finetune_trainer.engine.lora import with_lora
 from finetune_trainer.families import ModelPlan
-from finetune_trainer.loading import pretrained
-from finetune_trainer.lora import with_lora
 from finetune_trainer.storage import engine_path, open_store
 from finetune_trainer.training.settings import settings
-from finetune_trainer.weights import open_weights
 from tests.trainer.requests import request
 
 #: The embeddings, 16 MiB in float32, are larger than what the program itself allocates in the meantime.
@@ -32,8 +34,8 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModelPlan, str]
     root = tmp_path_factory.mktemp("converted")
     folder = write_model(root / "model", SPEC)
     plan = families.read(folder)
-    engine.prepare(plan)
-    return plan, conversion.convert(
+    maxtext.prepare(plan)
+    return plan, streaming.convert(
         open_weights(folder, plan), plan, f"file://{root}/out", store=open_store()
     ).items
 
@@ -47,7 +49,7 @@ def configuration(converted: tuple[ModelPlan, str], root: Path, precision: str) 
         hyperparameters={"global_batch_size": 1, "weight_precision": precision},
     )
     chosen = settings(made, plan, steps=1, platform="cpu", output=str(root))
-    return engine.configure(plan, engine.SFT, **chosen, load_parameters_path=engine_path(items))
+    return maxtext.configure(plan, maxtext.SFT, **chosen, load_parameters_path=engine_path(items))
 
 
 def parameters(model: Any) -> dict[str, jax.Array]:

@@ -5,7 +5,7 @@ import resource
 
 import pytest
 
-from finetune_trainer.locked_memory import WANTED, allow_locking
+from finetune_trainer.process.locked_memory import WANTED, allow_locking
 
 KIB = 1024
 

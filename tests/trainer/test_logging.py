@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from finetune_contract.log_line import readable
-from finetune_trainer.logs import LogLineFormatter, OnceEach
-from finetune_trainer.redaction import Redactor
+from finetune_trainer.process.logs import LogLineFormatter, OnceEach
+from finetune_trainer.process.redaction import Redactor
 from tests.trainer.requests import request
 
 SECRET = 'hf_"quoted"\\secret'
@@ -67,9 +67,9 @@ PROGRAM = """
 import logging, os, sys
 from pathlib import Path
 from finetune_contract import StageRequest
-from finetune_trainer import logs
-from finetune_trainer.attempt import LogTail
-from finetune_trainer.redaction import Redactor
+from finetune_trainer.process import logs
+from finetune_trainer.stages.attempt import LogTail
+from finetune_trainer.process.redaction import Redactor
 redact = Redactor(os.environ)
 tail = LogTail(redact)
 for stream in (sys.stdout, sys.stderr):

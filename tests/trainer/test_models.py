@@ -10,11 +10,11 @@ import pytest
 from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import ExitCode, HubRef, ModelSource
 from finetune_trainer import families
+from finetune_trainer.checkpoints.weights import Weights, open_weights, read_tensor
 from finetune_trainer.errors import StageError
-from finetune_trainer.models import Values, fetch_model
+from finetune_trainer.hub.models import Values, fetch_model
 from finetune_trainer.storage import open_store
 from finetune_trainer.storage.gcs import GcsBackend
-from finetune_trainer.weights import Weights, open_weights, read_tensor
 from tests.doubles.hub import FakeHub
 from tests.trainer.storage_proxy import between
 from tests.trainer.stores import BUCKET
@@ -186,7 +186,7 @@ def test_of_weights_in_a_bucket_the_values_that_are_wanted_are_read(
     uri = f"gs://{BUCKET}/{tmp_path.name}"
     with between(server) as proxy:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", proxy.url)
-        monkeypatch.setattr("finetune_trainer.sparse_files._FIRST", 1000)
+        monkeypatch.setattr("finetune_trainer.checkpoints.sparse_files._FIRST", 1000)
         store = open_store()
         store.upload_folder(original, uri)
         found = fetch_model(ModelSource(uri=uri), tmp_path / "copy", store, weights=True, values=values)

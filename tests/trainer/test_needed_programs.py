@@ -15,19 +15,19 @@ from flax import nnx
 from devcluster.fixtures.chat_data import write_data
 from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_trainer.compiled.compile_protocol import SliceProgram
+from finetune_trainer.engine.widths import DECIDING
 from finetune_trainer.evaluation.batching import FixedRowCapacity
 from finetune_trainer.evaluation.benchmarks import scores
 from finetune_trainer.evaluation.generate import Generator
 from finetune_trainer.evaluation.likelihood import Likelihood
 from finetune_trainer.evaluation.loaded_backend import LoadedModelBackend
 from finetune_trainer.evaluation.models import LoadedModel
-from finetune_trainer.processes import Processes
+from finetune_trainer.process.processes import Processes
+from finetune_trainer.process.stopping import ImmediateStop
 from finetune_trainer.stages.context import StageContext
 from finetune_trainer.stages.evaluate import benchmarks_of, harness_of
 from finetune_trainer.stages.slice_programs import programs
-from finetune_trainer.stopping import ImmediateStop
 from finetune_trainer.storage import open_store
-from finetune_trainer.widths import DECIDING
 from tests.trainer.requests import request
 
 DPO = {"type": "DPO", "max_prompt_length": 24}

@@ -9,7 +9,8 @@ import numpy as np
 import optax
 import pytest
 
-from finetune_trainer import engine, families
+from finetune_trainer import families
+from finetune_trainer.engine import maxtext
 from finetune_trainer.training.session import optimizer_of
 from finetune_trainer.training.settings import settings
 from tests.trainer.models import qwen3
@@ -64,14 +65,14 @@ def test_parameters_move_as_optax_moves_them(
     numbers: dict[str, Any], expected: optax.GradientTransformation, tmp_path: Path
 ) -> None:
     plan = families.read(qwen3(tmp_path))
-    engine.prepare(plan)
+    maxtext.prepare(plan)
     made = request(
         tmp_path,
         "Train",
         hyperparameters={"steps": STEPS, "learning_rate": 0.1, "warmup_steps": 2, **numbers},
     )
     chosen = settings(made, plan, steps=STEPS, platform="cpu", output=str(tmp_path))
-    ours, _ = optimizer_of(engine.configure(plan, engine.SFT, **chosen), None)
+    ours, _ = optimizer_of(maxtext.configure(plan, maxtext.SFT, **chosen), None)
     assert moved(ours) == pytest.approx(moved(expected), rel=1e-5, abs=1e-7)
 
 

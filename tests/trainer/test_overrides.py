@@ -14,12 +14,13 @@ from pydantic import TypeAdapter
 from devcluster.fixtures.tiny_models import FamilyName
 from finetune_contract import ExitCode
 from finetune_contract.engine import Setting, SettingClass, engine_settings, parse_value
-from finetune_trainer import engine, families
+from finetune_trainer import families
+from finetune_trainer.engine import maxtext, overrides
 from finetune_trainer.errors import StageError
 from finetune_trainer.evaluation.placement import DeviceRowCapacity
-from finetune_trainer.stages.engine_config import engine_settings as made_for
-from finetune_trainer.stages.engine_config import evaluation_config, settings_json, training_config
-from finetune_trainer.training import overrides, settings
+from finetune_trainer.training import settings
+from finetune_trainer.training.engine_config import engine_settings as made_for
+from finetune_trainer.training.engine_config import evaluation_config, settings_json, training_config
 from tests.trainer.models import made, qwen3
 from tests.trainer.requests import request
 
@@ -91,7 +92,7 @@ def test_a_value_is_what_maxtexts_command_line_makes_of_it_and_takes(setting: Se
 def test_what_the_model_and_the_trainer_decide_is_no_jobs_to_set(family: str, tmp_path: Path) -> None:
     plan = families.read(made(tmp_path / family, family))
     lora = {"lora": {"rank": 4, "alpha": 8.0}}
-    decided = {*plan.settings(), *engine._COMMON}  # part of every configuration
+    decided = {*plan.settings(), *maxtext._COMMON}  # part of every configuration
     for method in ({}, lora):
         wanted = request(tmp_path, "Train", method=method)
         decided |= settings.settings(wanted, plan, steps=9, platform="tpu", output="/x").keys()
@@ -154,7 +155,7 @@ def test_nothing_that_reaches_beyond_the_job_is_on(tmp_path: Path) -> None:
         tmp_path, "Train", engine_overrides=dict(list(most.items())[:64]) | {"remat_policy": "custom"}
     )
     given = made_for(wanted, plan, steps=9, platform="cpu", output=str(tmp_path))
-    config = engine.configure(plan, engine.SFT, **given)
+    config = maxtext.configure(plan, maxtext.SFT, **given)
     assert {name: getattr(config, name) or type(value)() for name, value in OFF.items()} == OFF
     assert {engine_settings()[name].kind for name in OFF} == {SettingClass.DANGEROUS}
 
@@ -169,7 +170,7 @@ def test_an_address_cannot_carry_the_environment_elsewhere(
         {"lora": {"lora_restore_path": "gs://elsewhere/${oc.env:HF_TOKEN}"}},
     ):
         with pytest.raises(StageError, match=r"contains \$\{") as caught:
-            engine.configure(plan, engine.SFT, run_name="x", base_output_directory=str(tmp_path), **leak)
+            maxtext.configure(plan, maxtext.SFT, run_name="x", base_output_directory=str(tmp_path), **leak)
         assert caught.value.code == ExitCode.BAD_REQUEST
         assert "hf_secret" not in str(caught.value)
 
@@ -182,7 +183,7 @@ def test_every_setting_can_be_stored_and_credentials_are_left_out(
     given = made_for(
         request(tmp_path, "Train"), plan, steps=9, platform="cpu", output=f"{tmp_path}/hf_secret"
     )
-    config = engine.configure(plan, engine.SFT, **given, hf_access_token="hf_other")
+    config = maxtext.configure(plan, maxtext.SFT, **given, hf_access_token="hf_other")
     text = settings_json(config)
     stored = json.loads(text)
     assert stored["steps"] == 9

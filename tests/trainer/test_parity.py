@@ -17,9 +17,10 @@ import pytest
 from devcluster.fixtures.chat_data import write_data
 from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import ConvertOutcome, DpoMethod, Outcome, StageRequest
-from finetune_trainer import engine, families
+from finetune_trainer import families
 from finetune_trainer.data.batches import TrainBatches
-from finetune_trainer.processes import Processes
+from finetune_trainer.engine import maxtext
+from finetune_trainer.process.processes import Processes
 from finetune_trainer.stages.context import StageContext
 from finetune_trainer.storage import engine_path, open_store
 from finetune_trainer.training.settings import settings
@@ -90,9 +91,9 @@ def arguments(made: StageRequest, model: Path, items: str, out: Path) -> list[st
     chosen = settings(made, plan, steps=STEPS, platform="cpu", output=str(out))
     lora = chosen.pop("lora", {})
     chosen |= {f"lora.{name}": value for name, value in lora.items()}
-    file = engine.SFT
+    file = maxtext.SFT
     if isinstance(dpo := made.method, DpoMethod):
-        file = engine.CONFIGS / "post_train" / "dpo.yml"
+        file = maxtext.CONFIGS / "post_train" / "dpo.yml"
         chosen |= {
             "dpo.dpo_beta": dpo.beta, "dpo.dpo_label_smoothing": dpo.label_smoothing,
             "dpo.max_prompt_length": dpo.max_prompt_length,

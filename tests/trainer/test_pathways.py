@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from finetune_contract import ConvertManifest, MeshSpec
-from finetune_trainer import fingerprint
 from finetune_trainer.checkpoints.layout import OCDBT, PLAIN, layout_for
+from finetune_trainer.conversion import fingerprint
+from finetune_trainer.engine import overrides
 from finetune_trainer.errors import StageError
 from finetune_trainer.families import read
-from finetune_trainer.models import fetch_model
+from finetune_trainer.hub.models import fetch_model
 from finetune_trainer.storage import open_store
-from finetune_trainer.training import overrides, settings
+from finetune_trainer.training import settings
 from tests.trainer.models import qwen3
 from tests.trainer.requests import request
 from tests.trainer.stages import Stages
@@ -123,9 +124,9 @@ def test_what_the_controller_decides_is_not_to_be_overridden(key: str) -> None:
 _PREPARE = """
 import sys
 from pathlib import Path
-from finetune_trainer import engine
+from finetune_trainer.engine import maxtext
 from finetune_trainer.families import read
-engine.prepare(read(Path(sys.argv[1])))
+maxtext.prepare(read(Path(sys.argv[1])))
 from jax._src import xla_bridge
 print("proxy" in xla_bridge._backend_factories, xla_bridge.backends_are_initialized())
 """

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from finetune_contract import ExitCode
+from finetune_trainer.conversion.peft_settings import require_plain
 from finetune_trainer.errors import StageError
-from finetune_trainer.peft_settings import require_plain
 
 #: adapter_config.json as PEFT 0.21 writes it, with every setting at its default.
 PLAIN: dict[str, Any] = {

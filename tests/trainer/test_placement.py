@@ -10,7 +10,7 @@ from jax.errors import JaxRuntimeError
 
 from finetune_contract import StageRequest
 from finetune_trainer import families
-from finetune_trainer.compiled.chips import usable_bytes
+from finetune_trainer.engine.chips import usable_bytes
 from finetune_trainer.errors import StageError
 from finetune_trainer.evaluation.batching import Batching, FixedRowCapacity
 from finetune_trainer.evaluation.placement import DeviceRowCapacity

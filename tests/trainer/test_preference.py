@@ -10,7 +10,6 @@ import pytest
 
 from devcluster.fixtures.chat_data import row, write_data
 from finetune_contract import DatasetSpec, EvaluatedRow, Outcome
-from finetune_trainer import objectives
 from finetune_trainer.data.dataset import SourceSubset, assemble
 from finetune_trainer.data.pairs import PairSchema
 from finetune_trainer.data.preference import (
@@ -21,7 +20,7 @@ from finetune_trainer.data.preference import (
 from finetune_trainer.data.prepare import PreparedSource, prepare
 from finetune_trainer.data.schema import Unwanted
 from finetune_trainer.errors import StageError
-from finetune_trainer.methods import method_of
+from finetune_trainer.methods import method_of, objectives
 from finetune_trainer.methods.base import PreferenceTraining
 from finetune_trainer.readers.row_location import Row, RowLocation
 from finetune_trainer.storage import open_store

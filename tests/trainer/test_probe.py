@@ -11,16 +11,16 @@ import pytest
 from devcluster.fixtures.chat_data import write_data
 from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import DestinationSpec, ExitCode, ExportSpec, HubDestinationSpec
-from finetune_trainer import hub as downloads
 from finetune_trainer.errors import StageError
 from finetune_trainer.export import probe
 from finetune_trainer.export.hub_upload import why_not
 from finetune_trainer.export.marker import UploadOwner
 from finetune_trainer.export.publish import MARKER, PROBE, publish, write_manifest
-from finetune_trainer.processes import Processes
+from finetune_trainer.hub import repositories as downloads
+from finetune_trainer.process.processes import Processes
+from finetune_trainer.process.stopping import ImmediateStop
 from finetune_trainer.stages import preflight
 from finetune_trainer.stages.context import StageContext
-from finetune_trainer.stopping import ImmediateStop
 from finetune_trainer.storage import Entry, StorageClient, base, open_store
 from finetune_trainer.storage.gcs import GcsBackend
 from finetune_trainer.storage.local import LocalBackend

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from finetune_contract import ExitCode, Outcome, Progress, StageRequest, StageResult, TrainOutcome
-from finetune_trainer import compilation_cache as programs_module
-from finetune_trainer.compilation_cache import StorageCompilationCache
+from finetune_trainer.engine import compilation_cache as programs_module
+from finetune_trainer.engine.compilation_cache import StorageCompilationCache
 from finetune_trainer.errors import StageError
 from finetune_trainer.storage import StorageClient, open_store
 from tests.trainer.requests import request

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from finetune_contract import DatasetSpec
-from finetune_trainer import conversion_check
 from finetune_trainer.stages import convert
 from finetune_trainer.storage import open_store
 from finetune_trainer.tokens.template import Renderer
+from finetune_trainer.verification import conversion_check
 from tests.trainer.requests import method
 from tests.trainer.test_template import tokenizer
 

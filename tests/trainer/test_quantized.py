@@ -16,14 +16,16 @@ from maxtext.utils import model_creation_utils
 
 from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import Outcome
-from finetune_trainer import conversion, engine, families
+from finetune_trainer import families
+from finetune_trainer.checkpoints.weights import open_weights
+from finetune_trainer.conversion import streaming
+from finetune_trainer.engine import maxtext
+from finetune_trainer.engine.lora import with_lora
 from finetune_trainer.errors import StageError
 from finetune_trainer.families import ModelPlan
-from finetune_trainer.lora import with_lora
 from finetune_trainer.storage import engine_path, open_store
 from finetune_trainer.training.session import optimizer_of
 from finetune_trainer.training.settings import settings
-from finetune_trainer.weights import open_weights
 from tests.trainer.requests import request
 from tests.trainer.stages import Stages
 
@@ -41,10 +43,8 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> ModelPlan:
 def items(tmp_path_factory: pytest.TempPathFactory, plan: ModelPlan) -> str:
     root = tmp_path_factory.mktemp("converted")
     folder = write_model(root / "model", TinyModelSpec(std=0.125))
-    engine.prepare(plan)
-    return conversion.convert(
-        open_weights(folder, plan), plan, f"file://{root}/out", store=open_store()
-    ).items
+    maxtext.prepare(plan)
+    return streaming.convert(open_weights(folder, plan), plan, f"file://{root}/out", store=open_store()).items
 
 
 def adapted(
@@ -53,7 +53,7 @@ def adapted(
     """Returns the model with adapters, the mesh and MaxText's configuration."""
     made = request(root, "Train", method={"lora": lora}, hyperparameters={"global_batch_size": 1, **numbers})
     chosen = settings(made, plan, steps=1, platform="cpu", output=str(root))
-    config = engine.configure(plan, engine.SFT, **chosen, load_parameters_path=engine_path(items))
+    config = maxtext.configure(plan, maxtext.SFT, **chosen, load_parameters_path=engine_path(items))
     model, mesh = model_creation_utils.from_pretrained(config)
     with jax.set_mesh(mesh), logical_axis_rules(config.logical_axis_rules):
         return with_lora(model, mesh, config), mesh, config
@@ -145,9 +145,9 @@ def test_every_layer_of_gemma_3_learns_on_a_quantized_base(kind: str, layers: in
     gemma = families.read(
         write_model(tmp_path / "model", TinyModelSpec(family="gemma3", std=0.125, layers=layers))
     )
-    engine.prepare(gemma)
+    maxtext.prepare(gemma)
     weights = open_weights(tmp_path / "model", gemma)
-    items = conversion.convert(weights, gemma, f"file://{tmp_path}/out", store=open_store()).items
+    items = streaming.convert(weights, gemma, f"file://{tmp_path}/out", store=open_store()).items
     exact = {"compute_precision": "FP32", "weight_precision": "FP32"}
     whole = logits(*adapted(gemma, items, tmp_path, LORA, **exact))
     model, mesh, config = adapted(gemma, items, tmp_path, {**LORA, "quantization": kind}, **exact)

@@ -28,15 +28,15 @@ from finetune_contract import (
 )
 from finetune_contract.failure import PEER_LOST
 from finetune_contract.result import MOST_CHECKPOINTS
-from finetune_trainer import evaluate_cli
-from finetune_trainer.attempt import AttemptRecorder, LogTail, as_stage_error
-from finetune_trainer.compilation_counter import CompilationCounter
+from finetune_trainer.commands import evaluate as evaluate_cli
+from finetune_trainer.commands.main import main
+from finetune_trainer.engine.compilation_counter import CompilationCounter
 from finetune_trainer.errors import StageError
-from finetune_trainer.latest_writer import LatestWriter
-from finetune_trainer.main import main
-from finetune_trainer.processes import Processes
-from finetune_trainer.redaction import BLOT, Redactor
+from finetune_trainer.process.latest_writer import LatestWriter
+from finetune_trainer.process.processes import Processes
+from finetune_trainer.process.redaction import BLOT, Redactor
 from finetune_trainer.stages import resumption
+from finetune_trainer.stages.attempt import AttemptRecorder, LogTail, as_stage_error
 from finetune_trainer.storage import open_store
 from finetune_trainer.training.report import ProgressReporter, thinned
 from finetune_trainer.training.retention import Retention
@@ -291,7 +291,7 @@ def test_processes_are_numbered_through_all_slices() -> None:
 
 STOPPING = """
 import sys, time
-from finetune_trainer.stopping import SigtermHandler, exit_now
+from finetune_trainer.process.stopping import SigtermHandler, exit_now
 stopper = SigtermHandler(lambda: exit_now(75))
 if sys.argv[1] == "deferred":
     stopper.defer()

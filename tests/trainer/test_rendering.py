@@ -22,11 +22,11 @@ from finetune_trainer.errors import StageError
 from finetune_trainer.evaluation.harness import HarnessModel
 from finetune_trainer.evaluation.questions import question
 from finetune_trainer.evaluation.scores import exact_match, without_reasoning
-from finetune_trainer.processes import Processes
+from finetune_trainer.process.processes import Processes
+from finetune_trainer.process.stopping import ImmediateStop
 from finetune_trainer.readers.row_location import Row, RowLocation
 from finetune_trainer.stages import preflight
 from finetune_trainer.stages.context import StageContext
-from finetune_trainer.stopping import ImmediateStop
 from finetune_trainer.storage import open_store
 from finetune_trainer.tokens.encoding import TokenizedExample
 from finetune_trainer.tokens.example import Conversation

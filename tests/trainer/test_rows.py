@@ -14,20 +14,22 @@ from flax.core.spmd import logical_axis_rules
 
 from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import DatasetSpec, EvaluatedRow
-from finetune_trainer import conversion, engine, families
+from finetune_trainer import families
+from finetune_trainer.checkpoints.weights import open_weights
+from finetune_trainer.conversion import streaming
 from finetune_trainer.data.batches import EvaluationBatches
 from finetune_trainer.data.dataset import Dataset, SourceSubset, assemble
 from finetune_trainer.data.layout import SequenceLayout
 from finetune_trainer.data.prepare import PreparedSource, TextPreprocessor, prepare
+from finetune_trainer.engine import maxtext
+from finetune_trainer.engine.sharding import shard_batch
 from finetune_trainer.evaluation.loss import LossMeter
 from finetune_trainer.evaluation.models import LoadedModel, load
 from finetune_trainer.evaluation.questions import Question, questions
 from finetune_trainer.evaluation.rows import MeasuredRows, RowSet, RowSums, row_keys, write_rows
-from finetune_trainer.objectives import SftLoss
-from finetune_trainer.sharding import shard_batch
+from finetune_trainer.methods.objectives import SftLoss
 from finetune_trainer.storage import engine_path, open_store
 from finetune_trainer.tokens.template import Renderer
-from finetune_trainer.weights import open_weights
 from tests.trainer.test_template import CHATML, GEMMA, tokenizer
 
 LENGTH, BATCH = 32, 4
@@ -229,10 +231,10 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     root = tmp_path_factory.mktemp("model")
     folder = write_model(root / "hf", TinyModelSpec(std=0.125))
     plan = families.read(folder)
-    engine.prepare(plan)
-    items = conversion.convert(open_weights(folder, plan), plan, f"file://{root}/c", store=open_store()).items
-    config = engine.configure(
-        plan, engine.SFT, run_name="x", base_output_directory=str(root), hardware="cpu", packing=True,
+    maxtext.prepare(plan)
+    items = streaming.convert(open_weights(folder, plan), plan, f"file://{root}/c", store=open_store()).items
+    config = maxtext.configure(
+        plan, maxtext.SFT, run_name="x", base_output_directory=str(root), hardware="cpu", packing=True,
         load_parameters_path=engine_path(items), dtype="float32", weight_dtype="float32",
         attention="dot_product", per_device_batch_size=BATCH, max_target_length=LENGTH,
         matmul_precision="highest",

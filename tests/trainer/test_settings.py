@@ -19,7 +19,8 @@ from maxtext.utils import maxtext_utils, model_creation_utils
 
 from devcluster.fixtures.tiny_models import TinyModelSpec, config_of
 from finetune_contract import HyperparametersSpec, MeshSpec
-from finetune_trainer import engine, families
+from finetune_trainer import families
+from finetune_trainer.engine import maxtext
 from finetune_trainer.errors import StageError
 from finetune_trainer.training import settings
 from tests.trainer.requests import hyperparameters, request
@@ -140,10 +141,10 @@ def test_products_of_float32_are_made_in_float32_on_every_device(
 ) -> None:
     """A TPU rounds operands to bfloat16 for every product that does not request a higher precision."""
     plan = families.resolve(config_of(TinyModelSpec(family=family)))
-    engine.prepare(plan)
+    maxtext.prepare(plan)
     made = request(tmp_path, "Train", hyperparameters={"compute_precision": precision})
     chosen = settings.settings(made, plan, steps=1, platform="cpu", output=str(tmp_path))
-    config = engine.configure(plan, engine.SFT, **chosen)
+    config = maxtext.configure(plan, maxtext.SFT, **chosen)
     mesh = maxtext_utils.get_mesh_from_config(config)
     tokens = jnp.zeros((8, 64), jnp.int32)
     with jax.set_mesh(mesh), logical_axis_rules(config.logical_axis_rules):

@@ -31,7 +31,7 @@ def train(converted: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "place",
     [
-        "finetune_trainer.main:importlib.import_module",
+        "finetune_trainer.commands.main:importlib.import_module",
         "finetune_trainer.stages.train:converted_model",
         "finetune_trainer.training.session:pretrained",
         "finetune_trainer.training.trainer:MaxTextPeftTrainer.create_train_step_fn",

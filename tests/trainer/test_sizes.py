@@ -9,11 +9,12 @@ import pytest
 
 from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import ModelSizes, ModelSource, host_memory
-from finetune_trainer import families, flops
+from finetune_trainer import families
 from finetune_trainer.families.plan import ModelPlan
 from finetune_trainer.families.sizes import sizes
-from finetune_trainer.models import fetch_model
+from finetune_trainer.hub.models import fetch_model
 from finetune_trainer.storage import open_store
+from finetune_trainer.training import flops
 from tests.snapshots import check
 
 PUBLISHED = json.loads((Path(__file__).parent / "published.json").read_text())

@@ -11,18 +11,19 @@ from devcluster.fixtures.chat_data import write_data
 from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import ExitCode
 from finetune_trainer import families
+from finetune_trainer.checkpoints.declared_tokens import declared
 from finetune_trainer.data.examples import TokenFile
-from finetune_trainer.data.special_tokens import declared, of_model, require_embeddings
+from finetune_trainer.data.special_tokens import of_model, require_embeddings
 from finetune_trainer.errors import StageError
-from finetune_trainer.models import LocalModel
-from finetune_trainer.processes import Processes
+from finetune_trainer.hub.models import LocalModel
+from finetune_trainer.process.processes import Processes
+from finetune_trainer.process.stopping import ImmediateStop
 from finetune_trainer.stages import preflight
 from finetune_trainer.stages.context import StageContext
-from finetune_trainer.stopping import ImmediateStop
 from finetune_trainer.storage import open_store
-from finetune_trainer.tokenizer import load_tokenizer
 from finetune_trainer.tokens.encoding import TokenizedExample
 from finetune_trainer.tokens.template import Renderer
+from finetune_trainer.tokens.tokenizer import load_tokenizer
 from tests.trainer.requests import request
 
 PUBLISHED = json.loads((Path(__file__).parent / "published.json").read_text())

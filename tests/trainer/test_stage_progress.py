@@ -7,7 +7,7 @@ from itertools import count
 from typing import Any
 
 from finetune_contract import Outcome, StageProgress
-from finetune_trainer.stage_progress import SILENT, StageProgressReporter
+from finetune_trainer.process.stage_progress import SILENT, StageProgressReporter
 from tests.trainer.requests import request
 from tests.trainer.stages import Stages, attempt_folder
 

@@ -16,15 +16,15 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import ExitCode, HubRef, ModelSource
+from finetune_trainer.checkpoints.folder import copy_files
 from finetune_trainer.errors import StageError
-from finetune_trainer.export.folder import copy_files
 from finetune_trainer.export.tokenizer import tokenizer_folder
-from finetune_trainer.models import LocalModel, fetch_model
+from finetune_trainer.hub.models import LocalModel, fetch_model
 from finetune_trainer.readers.row_location import RowLocation
 from finetune_trainer.storage import open_store
-from finetune_trainer.tokenizer import load_tokenizer, misreading_class
 from finetune_trainer.tokens.example import Conversation
 from finetune_trainer.tokens.template import Renderer
+from finetune_trainer.tokens.tokenizer import load_tokenizer, misreading_class
 from tests.doubles.hub import FakeHub
 from tests.trainer.stores import BUCKET
 

@@ -20,7 +20,7 @@ from finetune_contract import (
     TrainOutcome,
 )
 from finetune_trainer.data.examples import Examples
-from finetune_trainer.processes import Processes
+from finetune_trainer.process.processes import Processes
 from finetune_trainer.stages.context import StageContext
 from finetune_trainer.storage import open_store
 from tests.trainer.reference import Reference

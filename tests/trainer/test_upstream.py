@@ -28,7 +28,7 @@ from tunix.sft import peft_trainer
 from tunix.sft.dpo import dpo_trainer
 
 from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
-from finetune_trainer.engine import BASE
+from finetune_trainer.engine.maxtext import BASE
 
 
 def as_released(name: str) -> ModuleType:

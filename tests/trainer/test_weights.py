@@ -12,8 +12,8 @@ from safetensors.numpy import load_file, save_file
 from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import ExitCode
 from finetune_trainer import families
+from finetune_trainer.checkpoints.weights import open_weights
 from finetune_trainer.errors import StageError
-from finetune_trainer.weights import open_weights
 
 
 def failure(folder: Path) -> StageError:
@@ -205,7 +205,7 @@ TIED = ["qwen3", "gemma2", "gemma3-multimodal"]
 def test_a_copy_of_tied_embeddings_and_old_buffers_do_no_harm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, dtype: str
 ) -> None:
-    monkeypatch.setattr("finetune_trainer.weights._PIECE", 1000)
+    monkeypatch.setattr("finetune_trainer.checkpoints.weights._PIECE", 1000)
     folder = write_model(tmp_path, TinyModelSpec(family=family))
     embeddings = open_weights(folder, families.read(folder)).read("model.embed_tokens.weight")
     rewrite(
@@ -224,7 +224,7 @@ def test_an_output_layer_of_its_own_beside_tied_embeddings_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, difference: str
 ) -> None:
     """transformers uses the separate output layer; its values are compared if they are available."""
-    monkeypatch.setattr("finetune_trainer.weights._PIECE", 1000)
+    monkeypatch.setattr("finetune_trainer.checkpoints.weights._PIECE", 1000)
     folder = write_model(tmp_path, TinyModelSpec(family=family))
     head = open_weights(folder, families.read(folder)).read("model.embed_tokens.weight").copy()
     if difference == "last value":

@@ -17,15 +17,16 @@ from maxtext.configs import types
 from devcluster.fixtures.chat_data import write_data
 from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import Outcome, Stage, StageRequest, StageResult
-from finetune_trainer import families, widths
+from finetune_trainer import families
 from finetune_trainer.data.remarks import of_width
+from finetune_trainer.engine import widths
 from finetune_trainer.errors import StageError
-from finetune_trainer.processes import Processes
+from finetune_trainer.process.processes import Processes
+from finetune_trainer.process.stopping import ImmediateStop
 from finetune_trainer.stages import preflight, resumption
 from finetune_trainer.stages.context import StageContext
-from finetune_trainer.stages.engine_config import engine_settings
-from finetune_trainer.stopping import ImmediateStop
 from finetune_trainer.storage import open_store
+from finetune_trainer.training.engine_config import engine_settings
 from tests.trainer.requests import request
 
 #: Lengths that users set: multiples of 512, of 128 and of neither, and lengths below a block.

@@ -11,7 +11,7 @@ import traceback
 from importlib import import_module
 from typing import Any
 
-from finetune_trainer.main import preload, run
+from finetune_trainer.commands.main import preload, run
 
 
 def serve() -> None:

@@ -14,6 +14,6 @@ _ENDED_BY_SIGTERM = 128 + signal.SIGTERM
 def run() -> None:
     """Console entry. The stage replaces the handler by its own."""
     signal.signal(signal.SIGTERM, lambda *_: os._exit(_ENDED_BY_SIGTERM))
-    from finetune_trainer.main import run as run_stage
+    from finetune_trainer.commands.main import run as run_stage
 
     run_stage()

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from finetune_trainer.checkpoints.memmap import memmap_array
 from finetune_trainer.checkpoints.reading import CheckpointReader
-from finetune_trainer.memmap import memmap_array
 
 #: Arrays of up to this many bytes are read at once.
 _SMALL = 256 * 2**20

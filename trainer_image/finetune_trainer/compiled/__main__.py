@@ -17,11 +17,11 @@ def main() -> None:
     os.dup2(2, 1)
     job = CompilerConfig.model_validate_json(sys.stdin.readline())
     plan = families.read(Path(job.model))
-    from finetune_trainer import engine
     from finetune_trainer.compiled.collecting_cache import CollectingCache
     from finetune_trainer.compiled.compiler import Compiler
+    from finetune_trainer.engine import maxtext
 
-    engine.prepare(plan)
+    maxtext.prepare(plan)
     collected = CollectingCache.begin(Path(job.programs))
     compiler = Compiler(plan, job.request, end_ids=frozenset(job.end_ids))
     for line in sys.stdin:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from finetune_contract import ExitCode, MemoryCheckSpec, MemoryOutcome, SliceShape, StageRequest
 from finetune_contract.result import MOST_TRIED
-from finetune_trainer import widths
 from finetune_trainer.compiled import analytic
 from finetune_trainer.compiled.compile_client import CompileClient, CompilerUnavailable
 from finetune_trainer.compiled.compile_protocol import (
@@ -30,10 +29,11 @@ from finetune_trainer.compiled.slice_selection import (
     select_first_fitting,
     slice_candidates,
 )
+from finetune_trainer.engine import widths
 from finetune_trainer.errors import StageError
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.methods import method_of
-from finetune_trainer.stage_progress import SILENT, StageProgressReporter
+from finetune_trainer.process.stage_progress import SILENT, StageProgressReporter
 from finetune_trainer.storage import StorageClient
 
 _LOG = logging.getLogger(__name__)

@@ -21,8 +21,6 @@ from typing import Self
 
 from finetune_contract import CacheLayout, ExitCode, PreferenceMethod, StageRequest
 from finetune_contract.request import SLICE_PROGRAMS_VARIABLE, SLICE_VARIABLES
-from finetune_trainer import widths
-from finetune_trainer.cache_entry import manifest_at
 from finetune_trainer.compiled.compile_protocol import (
     Answer,
     Candidate,
@@ -30,9 +28,11 @@ from finetune_trainer.compiled.compile_protocol import (
     CompilerConfig,
     CompileResponse,
 )
+from finetune_trainer.engine import widths
 from finetune_trainer.errors import StageError
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.storage import StorageClient
+from finetune_trainer.storage.cache_entry import manifest_at
 
 _LOG = logging.getLogger(__name__)
 #: Raised when the same candidate would be compiled to something else, or measured in another way.
@@ -150,7 +150,7 @@ class CompileClient:
         if not folder or not keys:
             return
         assert self._programs is not None
-        from finetune_trainer.compilation_cache import StorageCompilationCache  # imports JAX
+        from finetune_trainer.engine.compilation_cache import StorageCompilationCache  # imports JAX
 
         programs = StorageCompilationCache(folder, self._store, first=True, now=lambda: datetime.now(UTC))
         for key in keys:

@@ -12,8 +12,6 @@ from jax.sharding import SingleDeviceSharding
 
 from finetune_contract import StageRequest
 from finetune_contract.tpu import families
-from finetune_trainer import engine
-from finetune_trainer.compiled.chips import CHIPS, usable_bytes
 from finetune_trainer.compiled.compile_protocol import (
     Answer,
     Candidate,
@@ -31,11 +29,13 @@ from finetune_trainer.compiled.evaluation_programs import (
     parse_exhausted_bytes,
 )
 from finetune_trainer.compiled.step import AbstractTraining, mesh_of
+from finetune_trainer.engine import maxtext
+from finetune_trainer.engine.chips import CHIPS, usable_bytes
+from finetune_trainer.engine.lora import IndivisibleShapeError
 from finetune_trainer.errors import StageError
 from finetune_trainer.evaluation.placement import DeviceRowCapacity
 from finetune_trainer.families import ModelPlan
-from finetune_trainer.lora import IndivisibleShapeError
-from finetune_trainer.stages.engine_config import engine_settings, evaluation_settings
+from finetune_trainer.training.engine_config import engine_settings, evaluation_settings
 
 #: Bounds of a host's chips, by their number.
 _HOSTS = {1: (1, 1, 1), 2: (1, 2, 1), 4: (2, 2, 1), 8: (2, 4, 1)}
@@ -177,7 +177,7 @@ class Compiler:
         made = evaluation_settings(
             row_capacity.request, self._plan, platform=self._target.platform, output=""
         )
-        config = engine.configure(self._plan, engine.SFT, **made, **self._target.settings(candidate))
+        config = maxtext.configure(self._plan, maxtext.SFT, **made, **self._target.settings(candidate))
         return EvaluationPrograms(
             config, mesh_of(config, devices), row_capacity, adapter=adapter, end_ids=self._end_ids
         )
@@ -206,7 +206,7 @@ class Compiler:
         request = self._asked(candidate).model_copy(update={"tuning": candidate.tuning})
         steps = self._request.hyperparameters.steps or 1
         made = engine_settings(request, self._plan, steps=steps, platform=self._target.platform, output="")
-        return engine.configure(self._plan, engine.SFT, **made, **self._target.settings(candidate))
+        return maxtext.configure(self._plan, maxtext.SFT, **made, **self._target.settings(candidate))
 
 
 def memory_limit(device: Any) -> int:

@@ -11,15 +11,15 @@ from maxtext.utils import model_creation_utils
 
 from finetune_trainer.compiled.compile_protocol import Answer, CompileSuccess, MemoryExceeded, SliceProgram
 from finetune_trainer.compiled.step import batch_shapes, mesh_context, reference_logp_shapes, with_shardings
+from finetune_trainer.engine.lora import require_divisible, unplaced_adapters, with_lora
 from finetune_trainer.evaluation.generate import Generator
 from finetune_trainer.evaluation.likelihood import Likelihood
 from finetune_trainer.evaluation.loss import LossMeter
 from finetune_trainer.evaluation.models import LoadedModel
 from finetune_trainer.evaluation.placement import DeviceRowCapacity
 from finetune_trainer.evaluation.sampling import Sampling
-from finetune_trainer.lora import require_divisible, unplaced_adapters, with_lora
 from finetune_trainer.methods import method_of
-from finetune_trainer.objectives import ReferenceModel, SftLoss
+from finetune_trainer.methods.objectives import ReferenceModel, SftLoss
 
 #: The compiler has two messages: needed memory first, then available memory.
 _EXHAUSTED = re.compile(

@@ -14,14 +14,14 @@ from maxtext.utils import maxtext_utils, model_creation_utils
 from tunix.sft import peft_trainer
 
 from finetune_contract import PreferenceMethod, StageRequest
-from finetune_trainer import lora, widths
 from finetune_trainer.data.preference import pair_arrays
+from finetune_trainer.engine import lora, widths
+from finetune_trainer.engine.lora import require_divisible, shardings, unplaced_adapters, with_lora
+from finetune_trainer.engine.sharding import ROW_AXES, canonical_sharding
 from finetune_trainer.evaluation.loss import LossMeter
-from finetune_trainer.lora import require_divisible, shardings, unplaced_adapters, with_lora
 from finetune_trainer.methods import method_of
 from finetune_trainer.methods.base import REFERENCE
-from finetune_trainer.objectives import Objective, ReferenceModel
-from finetune_trainer.sharding import ROW_AXES, canonical_sharding
+from finetune_trainer.methods.objectives import Objective, ReferenceModel
 from finetune_trainer.training.session import build_trainer
 from finetune_trainer.training.trainer import FineTuneTrainer
 

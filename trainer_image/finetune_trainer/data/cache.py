@@ -9,10 +9,9 @@ from datetime import datetime
 from pathlib import Path
 
 from finetune_contract import CacheLayout, DataCacheUse, DataManifest, DatasetSpec, ExitCode
-from finetune_trainer import cache_entry
-from finetune_trainer.cache_entry import CacheMiss, DamagedEntryError
 from finetune_trainer.errors import StageError
-from finetune_trainer.storage import StorageClient, local_path
+from finetune_trainer.storage import StorageClient, cache_entry, local_path
+from finetune_trainer.storage.cache_entry import CacheMiss, DamagedEntryError
 from finetune_trainer.storage.contents import Held
 
 _LOG = logging.getLogger(__name__)

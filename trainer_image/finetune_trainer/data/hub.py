@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from finetune_contract import DatasetSpec, ExitCode
-from finetune_trainer import hub
 from finetune_trainer.errors import StageError
-from finetune_trainer.hub import Repository
+from finetune_trainer.hub import repositories as hub
+from finetune_trainer.hub.repositories import Repository
 
 #: Files that ``datasets`` reads before it reads data.
 _DESCRIPTIONS = ("README.md", ".huggingface.yaml", "dataset_infos.json")

@@ -16,7 +16,7 @@ from finetune_trainer.data.layout import Batch, RaggedIndices
 from finetune_trainer.data.pairs import PairSchema
 from finetune_trainer.data.schema import DatasetSchema
 from finetune_trainer.errors import StageError
-from finetune_trainer.stage_progress import ignore
+from finetune_trainer.process.stage_progress import ignore
 from finetune_trainer.tokens.encoding import TokenizedExample
 from finetune_trainer.tokens.example import Conversation, Example
 from finetune_trainer.tokens.notes import Note

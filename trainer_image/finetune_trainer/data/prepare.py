@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import ClassVar, Protocol
 
 from finetune_contract import DataCacheUse, DatasetSpec, ExitCode
-from finetune_trainer.cache_entry import CacheMiss
 from finetune_trainer.data.cache import DataCache, key_of, use_of
 from finetune_trainer.data.examples import ExampleIndex, ExampleWriter, TokenFile
 from finetune_trainer.data.schema import DatasetSchema, Unwanted, open_rows
 from finetune_trainer.data.sources import LocatedSource, open_source
 from finetune_trainer.data.unread import characters
 from finetune_trainer.errors import StageError
-from finetune_trainer.stage_progress import ignore
+from finetune_trainer.process.stage_progress import ignore
 from finetune_trainer.storage import StorageClient
+from finetune_trainer.storage.cache_entry import CacheMiss
 from finetune_trainer.tokens.encoding import TokenizedExample
 from finetune_trainer.tokens.example import Conversation, Example, PlainText
 from finetune_trainer.tokens.notes import Note

@@ -5,7 +5,6 @@ no padding token, an added token that only an image model reads. Training on an 
 other differences are remarks.
 """
 
-import json
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from finetune_contract import ExitCode, Remark
+from finetune_trainer.checkpoints.declared_tokens import CONFIG, DeclaredIds, declared, stop_ids
 from finetune_trainer.data.dataset import Dataset, SourceSubset
 from finetune_trainer.data.examples import Int64Array, TrainedRuns
 from finetune_trainer.data.prepare import PreparedSource
@@ -21,45 +21,11 @@ from finetune_trainer.data.remarks import note, problem
 from finetune_trainer.errors import StageError
 from finetune_trainer.tokens.template import Renderer
 
-_CONFIG, _GENERATION = "config.json", "generation_config.json"
 _SHOWN = 3
 #: Number of tokens at the end of an answer of which one must be special: templates may write white space after it.
 _CLOSING = 3
 #: Most tokens that are reported as ends.
 _MOST = 64
-
-
-#: Special token ids in the model's files, by file and name, without invalid and negative values, which mean no token.
-type DeclaredIds = Mapping[str, Mapping[str, Sequence[int]]]
-
-
-def declared(folder: Path) -> DeclaredIds:
-    """Returns the ids in config.json and generation_config.json; files that are missing or invalid are skipped."""
-    found = {}
-    for file in (_CONFIG, _GENERATION):
-        try:
-            content = json.loads((folder / file).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
-            continue
-        if isinstance(content, Mapping):
-            found[file] = {name: _ids(content, f"{name}_token_id") for name in ("bos", "eos", "pad")}
-    return found
-
-
-def stop_ids(files: DeclaredIds) -> Sequence[int]:
-    """Returns the ids at which programs stop: those of generation_config.json, or of config.json if it has none."""
-    return next(
-        (files[file]["eos"] for file in (_GENERATION, _CONFIG) if file in files and files[file]["eos"]), ()
-    )
-
-
-def _ids(content: Mapping[str, Any], name: str) -> Sequence[int]:
-    """Returns the ids of a special token; an image-and-text model may have them in its text model's settings only."""
-    value = content.get(name)
-    if value is None and isinstance(text := content.get("text_config"), Mapping):
-        value = text.get(name)
-    values = value if isinstance(value, list) else [value]
-    return [each for each in values if isinstance(each, int) and not isinstance(each, bool) and each >= 0]
 
 
 def beyond(tokenizer: Any, vocab_size: int) -> dict[int, str]:
@@ -229,8 +195,8 @@ def _of_ends(tokenizer: Any, ends: Collection[int], files: DeclaredIds) -> Itera
 
 
 def _of_others(tokenizer: Any, files: DeclaredIds) -> Iterator[Remark]:
-    for name in ("bos", "pad") if _CONFIG in files else ():
-        theirs, own = files[_CONFIG][name], getattr(tokenizer, f"{name}_token_id")
+    for name in ("bos", "pad") if CONFIG in files else ():
+        theirs, own = files[CONFIG][name], getattr(tokenizer, f"{name}_token_id")
         if own is not None and theirs and own not in theirs:
             yield note(
                 f"The tokenizer's {name}_token is {_shown(tokenizer, own)}, config.json's "

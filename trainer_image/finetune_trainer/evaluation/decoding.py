@@ -16,7 +16,7 @@ from maxtext.common.common_types import MODEL_MODE_AUTOREGRESSIVE, AttentionType
 from maxtext.configs import pyconfig
 from maxtext.utils import model_creation_utils
 
-from finetune_trainer.sharding import ROW_AXES
+from finetune_trainer.engine.sharding import ROW_AXES
 
 _CACHE = "KVCache_0"
 

@@ -17,13 +17,13 @@ from flax.core.spmd import logical_axis_rules
 from jax.sharding import NamedSharding, PartitionSpec
 from maxtext.common.common_types import MODEL_MODE_AUTOREGRESSIVE, MODEL_MODE_PREFILL
 
-from finetune_trainer import widths
+from finetune_trainer.engine import widths
+from finetune_trainer.engine.sharding import ROW_AXES, shard_batch
 from finetune_trainer.evaluation.batching import Batching, RowCapacity
 from finetune_trainer.evaluation.decoding import empty_cache, max_cache_length, sized, with_cache
 from finetune_trainer.evaluation.models import LoadedModel
 from finetune_trainer.evaluation.sampling import Sampling, sample_tokens
-from finetune_trainer.sharding import ROW_AXES, shard_batch
-from finetune_trainer.stage_progress import ignore
+from finetune_trainer.process.stage_progress import ignore
 
 _LOG = logging.getLogger(__name__)
 type _Program = Callable[[Any, Any, Any, Any], jax.Array]

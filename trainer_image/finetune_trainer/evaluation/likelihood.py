@@ -10,11 +10,11 @@ from flax import nnx
 from flax.core.spmd import logical_axis_rules
 from jax.sharding import NamedSharding, PartitionSpec
 
-from finetune_trainer import widths
+from finetune_trainer.engine import widths
+from finetune_trainer.engine.sharding import ROW_AXES, shard_batch
 from finetune_trainer.evaluation.batching import Batching, RowCapacity
 from finetune_trainer.evaluation.models import LoadedModel
-from finetune_trainer.sharding import ROW_AXES, shard_batch
-from finetune_trainer.stage_progress import ignore
+from finetune_trainer.process.stage_progress import ignore
 
 type Pair = tuple[Sequence[int], Sequence[int]]
 """Token ids of a context, which is not empty, and of its continuation."""

@@ -7,7 +7,7 @@ from finetune_trainer.evaluation.generate import Generator
 from finetune_trainer.evaluation.likelihood import Likelihood, Pair
 from finetune_trainer.evaluation.models import LoadedModel
 from finetune_trainer.evaluation.sampling import Sampling
-from finetune_trainer.stage_progress import ignore
+from finetune_trainer.process.stage_progress import ignore
 
 
 class LoadedModelBackend:

@@ -15,10 +15,10 @@ from flax.core.spmd import logical_axis_rules
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from finetune_trainer.data.layout import Batch
+from finetune_trainer.engine.sharding import shard_batch
 from finetune_trainer.evaluation.numbers import perplexity
 from finetune_trainer.evaluation.rows import RowSums
-from finetune_trainer.objectives import Objective
-from finetune_trainer.sharding import shard_batch
+from finetune_trainer.methods.objectives import Objective
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,8 @@ from flax import nnx
 from flax.core.spmd import logical_axis_rules
 from jax.sharding import Mesh
 
-from finetune_trainer.loading import pretrained
-from finetune_trainer.lora import with_lora
+from finetune_trainer.conversion.loading import pretrained
+from finetune_trainer.engine.lora import with_lora
 
 
 @dataclass(slots=True, kw_only=True)

@@ -9,9 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from finetune_trainer import conversion, engine
+from finetune_trainer.checkpoints import folder, tensors
 from finetune_trainer.checkpoints.reading import CheckpointReader
-from finetune_trainer.export import card, folder, serving, tensors
+from finetune_trainer.checkpoints.weights import Weights, open_weights
+from finetune_trainer.conversion import streaming
+from finetune_trainer.engine import maxtext
+from finetune_trainer.export import card, serving
 from finetune_trainer.export.card import CardFacts
 from finetune_trainer.export.marker import UploadOwner
 from finetune_trainer.export.publish import (
@@ -23,9 +26,8 @@ from finetune_trainer.export.publish import (
     write_manifest,
 )
 from finetune_trainer.families import ModelPlan
-from finetune_trainer.stage_progress import SILENT, StageProgressReporter
+from finetune_trainer.process.stage_progress import SILENT, StageProgressReporter
 from finetune_trainer.storage import StorageClient, engine_path
-from finetune_trainer.weights import Weights, open_weights
 
 __all__ = [
     "MANIFEST",
@@ -90,7 +92,7 @@ def build(
     if inputs.lora is None and wanted != ("model",):
         raise ValueError("full fine-tuning has no adapter")
     checkpoint = CheckpointReader(inputs.params)
-    config = engine.configure(
+    config = maxtext.configure(
         inputs.plan, weight_dtype="float32", run_name="export", base_output_directory=str(scratch)
     )
     lora = None
@@ -141,7 +143,7 @@ def _orbax(  # noqa: PLR0917
     ``model`` is the exported folder in Hugging Face format, whose weights are converted again. ``out/items`` is a
     ``load_parameters_path`` for ``scan_layers=False``. ``scratch`` must be on the file system of ``out``.
     """
-    converted = conversion.convert(
+    converted = streaming.convert(
         open_weights(model, inputs.plan, where=str(model)),
         inputs.plan,
         f"file://{scratch}/orbax",

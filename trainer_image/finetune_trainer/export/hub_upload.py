@@ -19,7 +19,7 @@ from huggingface_hub.utils.tqdm import disable_progress_bars
 from finetune_contract import DestinationSpec, ExitCode, HubDestinationSpec, HubRef
 from finetune_trainer.errors import StageError
 from finetune_trainer.export.publish import MANIFEST, Kind, Published, listed_files
-from finetune_trainer.hub import asked
+from finetune_trainer.hub.repositories import asked
 
 #: HTTP statuses of a call that the server does not implement.
 _UNKNOWN_CALL = (404, 405, 501)

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Literal
 
 from finetune_contract.exit_codes import ExitCode
+from finetune_trainer.checkpoints.folder import write_json
 from finetune_trainer.errors import StageError
 from finetune_trainer.export import marker
-from finetune_trainer.export.folder import write_json
 from finetune_trainer.export.marker import MARKER, UploadOwner
-from finetune_trainer.stage_progress import ignore
+from finetune_trainer.process.stage_progress import ignore
 from finetune_trainer.storage import StorageClient, join
 
 MANIFEST = "manifest.json"

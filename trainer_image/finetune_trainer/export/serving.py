@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import yaml
 
 from finetune_contract.tpu import all_shapes, families
-from finetune_trainer.export.folder import DTYPES
+from finetune_trainer.checkpoints.folder import DTYPES
 from finetune_trainer.families import ModelPlan
 
 type Object = dict[str, Any]

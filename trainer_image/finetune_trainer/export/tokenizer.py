@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from finetune_trainer.export.folder import as_json, json_object, tokenizer_files
-from finetune_trainer.models import LocalModel
-from finetune_trainer.tokenizer import CONFIG, TOKENIZER, misreading_class, without_mark
+from finetune_trainer.checkpoints.folder import as_json, json_object, tokenizer_files
+from finetune_trainer.hub.models import LocalModel
+from finetune_trainer.tokens.tokenizer import CONFIG, TOKENIZER, misreading_class, without_mark
 
 #: Files with chat templates, which take precedence over the one in tokenizer_config.json.
 _TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates/")

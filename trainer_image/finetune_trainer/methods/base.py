@@ -9,7 +9,7 @@ from finetune_contract import LoraSpec, MethodSpec
 if TYPE_CHECKING:
     import jax
 
-    from finetune_trainer.objectives import Objective
+    from finetune_trainer.methods.objectives import Objective
 
 type Arrays = Mapping[str, "jax.Array"]
 type Range = tuple[float, float]
@@ -84,7 +84,7 @@ class PreferenceTraining(TrainingMethod):
         """
 
     def objective(self, config: Any) -> "Objective":  # noqa: ARG002
-        from finetune_trainer.objectives import Preference
+        from finetune_trainer.methods.objectives import Preference
 
         return Preference(compare=self.compare, relative=self.reference)
 

@@ -6,7 +6,7 @@ from finetune_contract import LoraSpec, SftMethod
 from finetune_trainer.methods.base import TrainingMethod
 
 if TYPE_CHECKING:
-    from finetune_trainer.objectives import Objective
+    from finetune_trainer.methods.objectives import Objective
 
 
 class SftTraining(TrainingMethod):
@@ -21,7 +21,7 @@ class SftTraining(TrainingMethod):
         return cls(SftMethod(train_on_prompt=False, lora=lora))
 
     def objective(self, config: Any) -> "Objective":
-        from finetune_trainer.objectives import SftLoss
+        from finetune_trainer.methods.objectives import SftLoss
 
         return SftLoss(config=config)
 

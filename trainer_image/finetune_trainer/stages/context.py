@@ -21,8 +21,7 @@ from finetune_contract import (
     Stage,
     StageRequest,
 )
-from finetune_trainer import families, models, widths
-from finetune_trainer.compilation_counter import CompilationCounter
+from finetune_trainer import families
 from finetune_trainer.data import special_tokens
 from finetune_trainer.data.cache import DataCache
 from finetune_trainer.data.dataset import (
@@ -36,17 +35,20 @@ from finetune_trainer.data.dataset import (
 from finetune_trainer.data.layout import SequenceLayout
 from finetune_trainer.data.preference import PreferencePreprocessor
 from finetune_trainer.data.prepare import PreparedSource, TextPreprocessor, prepare
+from finetune_trainer.engine import widths
+from finetune_trainer.engine.compilation_counter import CompilationCounter
 from finetune_trainer.errors import StageError
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.families.catalogue import require_family
+from finetune_trainer.hub import models
+from finetune_trainer.hub.models import LocalModel
 from finetune_trainer.methods import method_of
-from finetune_trainer.models import LocalModel
-from finetune_trainer.processes import Processes
-from finetune_trainer.stage_progress import SILENT, StageProgressReporter
-from finetune_trainer.stopping import StopSignal
+from finetune_trainer.process.processes import Processes
+from finetune_trainer.process.stage_progress import SILENT, StageProgressReporter
+from finetune_trainer.process.stopping import StopSignal
 from finetune_trainer.storage import StorageClient
-from finetune_trainer.tokenizer import load_tokenizer
 from finetune_trainer.tokens.template import Renderer, with_template
+from finetune_trainer.tokens.tokenizer import load_tokenizer
 from finetune_trainer.training.report import HostProgressReporter
 
 _LOG = logging.getLogger(__name__)
@@ -262,7 +264,7 @@ def late_environment(environment: Mapping[str, str]) -> None:
     if platforms := environment.get("JAX_PLATFORMS"):
         jax.config.update("jax_platforms", platforms)
     if cache := environment.get("JAX_COMPILATION_CACHE_DIR"):
-        if "://" not in cache:  # addresses are handled by finetune_trainer.compilation_cache
+        if "://" not in cache:  # addresses are handled by finetune_trainer.engine.compilation_cache
             jax.config.update("jax_compilation_cache_dir", cache)
         # Every program counts: a stage has some twenty small ones, and on a slice each costs a compilation.
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

@@ -4,23 +4,20 @@ import itertools
 import time
 
 from finetune_contract import CacheLayout, ConvertManifest, ConvertOutcome, PreferenceMethod
-from finetune_trainer import (
-    cache_entry,
-    conversion,
-    conversion_cache,
-    conversion_check,
-    engine,
-    fingerprint,
-    malloc,
-)
-from finetune_trainer.cache_entry import CacheMiss
 from finetune_trainer.checkpoints.layout import layout_for
+from finetune_trainer.checkpoints.weights import open_weights
+from finetune_trainer.conversion import cache as conversion_cache
+from finetune_trainer.conversion import fingerprint, streaming
 from finetune_trainer.data.pairs import PairSchema
 from finetune_trainer.data.prepare import read_all
 from finetune_trainer.data.schema import DatasetSchema
+from finetune_trainer.engine import maxtext
 from finetune_trainer.families import ModelPlan
+from finetune_trainer.process import malloc
 from finetune_trainer.stages.context import StageContext
-from finetune_trainer.weights import open_weights
+from finetune_trainer.storage import cache_entry
+from finetune_trainer.storage.cache_entry import CacheMiss
+from finetune_trainer.verification import conversion_check
 
 
 def run(context: StageContext) -> ConvertOutcome:
@@ -41,12 +38,12 @@ def run(context: StageContext) -> ConvertOutcome:
     size = model.weights_bytes if request.model.uri is not None and not model.in_place else None
     context.progress.begin("fetching the model", total_bytes=size)
     model = context.model(weights=True)
-    engine.prepare(plan)
+    maxtext.prepare(plan)
     weights = open_weights(model.path, plan, where=model.source)
     entry = CacheLayout(request.cache).convert_output(
         prints.value, request.job.uid, request.attempt, request.restart, context.run
     )
-    made = conversion.convert(
+    made = streaming.convert(
         weights, plan, entry, store=context.store, layout=layout, progress=context.progress
     )
     context.progress.begin("listing the converted model's files")

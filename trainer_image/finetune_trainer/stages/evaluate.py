@@ -17,10 +17,11 @@ from finetune_contract import (
     Sample,
     StageRequest,
 )
-from finetune_trainer import conversion_cache, engine
+from finetune_trainer.conversion import cache as conversion_cache
 from finetune_trainer.data.batches import EvaluationBatches
 from finetune_trainer.data.dataset import Dataset, digest_of
 from finetune_trainer.data.layout import Batch
+from finetune_trainer.engine import maxtext
 from finetune_trainer.evaluation.gates import evaluate_gates
 from finetune_trainer.evaluation.placement import DeviceRowCapacity
 from finetune_trainer.evaluation.questions import Question, questions
@@ -29,9 +30,9 @@ from finetune_trainer.evaluation.scores import SCORES, opens_reasoning, row_scor
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.methods import method_of
 from finetune_trainer.stages.context import StageContext
-from finetune_trainer.stages.engine_config import evaluation_config, require_devices
 from finetune_trainer.stages.inputs import converted_model, trained_parameters
 from finetune_trainer.storage import engine_path
+from finetune_trainer.training.engine_config import evaluation_config, require_devices
 
 if TYPE_CHECKING:
     from finetune_trainer.evaluation.benchmark_groups import LoadedEntry
@@ -131,7 +132,7 @@ def run(context: StageContext) -> EvaluateOutcome:
 
     plan = context.plan(context.model(weights=False))
     request = context.request
-    engine.prepare(plan)
+    maxtext.prepare(plan)
     require_devices(request)
     row_capacity = row_capacity_of(request, plan)
     work = collect(context, plan)
@@ -208,7 +209,7 @@ def row_capacity_of(request: StageRequest, plan: ModelPlan) -> DeviceRowCapacity
     """How the model is placed on this process's devices, and how many rows they hold beside it."""
     import jax
 
-    from finetune_trainer.compiled.chips import usable_bytes
+    from finetune_trainer.engine.chips import usable_bytes
 
     return DeviceRowCapacity.of(request, plan, memory=usable_bytes(jax.devices()[0].device_kind))
 
@@ -226,7 +227,7 @@ def with_reference_logps(base: "LoadedModel", batches: Iterable[Batch]) -> list[
     import jax
     from flax.core.spmd import logical_axis_rules
 
-    from finetune_trainer.objectives import ReferenceModel
+    from finetune_trainer.methods.objectives import ReferenceModel
 
     with jax.set_mesh(base.mesh), logical_axis_rules(base.config.logical_axis_rules):
         reference = ReferenceModel.itself(base.model, base.mesh)
@@ -305,7 +306,7 @@ def measure(
     """
     from finetune_trainer.evaluation.generate import Generator
     from finetune_trainer.evaluation.loss import LossMeter, combined
-    from finetune_trainer.objectives import SftLoss
+    from finetune_trainer.methods.objectives import SftLoss
 
     request = context.request
     objective = method_of(request.method).objective(model.config)

@@ -13,8 +13,11 @@ from finetune_contract import (
     PreflightOutcome,
     StageRequest,
 )
-from finetune_trainer import engine, export, malloc, orbax_source
-from finetune_trainer.data import special_tokens
+from finetune_trainer import export
+from finetune_trainer.checkpoints.declared_tokens import declared, stop_ids
+from finetune_trainer.checkpoints.weights import open_weights
+from finetune_trainer.conversion import orbax_source
+from finetune_trainer.engine import maxtext
 from finetune_trainer.export import CardFacts, Published
 from finetune_trainer.export.hub_upload import UploadFolder, push
 from finetune_trainer.export.publish import Kind
@@ -22,12 +25,12 @@ from finetune_trainer.export.publish import places as places_of
 from finetune_trainer.export.serving import ServedModel
 from finetune_trainer.export.tokenizer import tokenizer_folder
 from finetune_trainer.families import ModelPlan
+from finetune_trainer.hub.models import LocalModel, Values
 from finetune_trainer.methods import method_of
-from finetune_trainer.models import LocalModel, Values
+from finetune_trainer.process import malloc
 from finetune_trainer.stages.context import StageContext
 from finetune_trainer.stages.inputs import trained_parameters
 from finetune_trainer.storage import join
-from finetune_trainer.weights import open_weights
 
 _CARD_METRICS, _CARD_SAMPLES = 100, 4
 #: Kind of artifact by the names of ``export.build``.
@@ -44,7 +47,7 @@ def run(context: StageContext) -> ExportOutcome:
     model = context.model(weights=orbax is None, values=values)
     plan = context.plan(model)
     request = context.request
-    engine.prepare(plan)
+    maxtext.prepare(plan)
     lora = request.method.lora
     weights = (
         open_weights(model.path, plan, where=model.source, headers_only=values != "All")
@@ -92,7 +95,7 @@ def run(context: StageContext) -> ExportOutcome:
 def _stops(context: StageContext, model: LocalModel) -> dict[int, str]:
     """The base model's stop tokens, and those with which training taught answers to end: text by id."""
     trained, tokenizer = context.request.end_ids or (), context.tokenizer
-    ids = dict.fromkeys((*special_tokens.stop_ids(special_tokens.declared(model.path)), *trained))
+    ids = dict.fromkeys((*stop_ids(declared(model.path)), *trained))
     return {
         index: str(tokenizer.convert_ids_to_tokens(index)) if index < len(tokenizer) else "" for index in ids
     }

@@ -1,7 +1,7 @@
 """What earlier stages left for this one. Raises an error that names what is missing."""
 
 from finetune_contract import ExitCode
-from finetune_trainer import conversion_cache
+from finetune_trainer.conversion import cache as conversion_cache
 from finetune_trainer.errors import StageError
 from finetune_trainer.stages.context import StageContext
 

@@ -7,10 +7,13 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from finetune_contract import BenchmarkReport, ExitCode, MemoryOutcome, PreflightOutcome
-from finetune_trainer import conversion_cache, fingerprint, orbax_source, widths
 from finetune_trainer.checkpoints.layout import layout_for
+from finetune_trainer.checkpoints.weights import require_size
 from finetune_trainer.compiled.check import check_memory
+from finetune_trainer.conversion import cache as conversion_cache
+from finetune_trainer.conversion import fingerprint, orbax_source
 from finetune_trainer.data import remarks, report, special_tokens
+from finetune_trainer.engine import overrides, widths
 from finetune_trainer.errors import StageError
 from finetune_trainer.export import UploadOwner, probe
 from finetune_trainer.families import ModelPlan
@@ -18,10 +21,9 @@ from finetune_trainer.stages import data_check, resumption, smoke
 from finetune_trainer.stages.context import StageContext
 from finetune_trainer.stages.evaluate import benchmarks_of
 from finetune_trainer.stages.slice_programs import programs
-from finetune_trainer.tokenizer import misreading_class
-from finetune_trainer.training import overrides, settings
+from finetune_trainer.tokens.tokenizer import misreading_class
 from finetune_trainer.training import remarks as training_remarks
-from finetune_trainer.weights import require_size
+from finetune_trainer.training import settings
 
 if TYPE_CHECKING:
     from finetune_trainer.evaluation.benchmark_groups import LoadedEntry

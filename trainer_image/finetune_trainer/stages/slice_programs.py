@@ -5,14 +5,13 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from finetune_contract import PreferenceMethod, StageRequest
-from finetune_trainer import widths
 from finetune_trainer.compiled.compile_protocol import SliceProgram
+from finetune_trainer.engine import overrides, widths
 from finetune_trainer.errors import StageError
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.methods import method_of
 from finetune_trainer.stages.context import StageContext
 from finetune_trainer.stages.evaluate import harness_of, prompts_of, questions_of, sampling_of
-from finetune_trainer.training import overrides
 
 if TYPE_CHECKING:
     from finetune_trainer.evaluation.benchmark_groups import LoadedEntry

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from finetune_contract import DatasetSpec, ExitCode, SmokeOutcome, Stage, StageRequest, TrainOutcome
-from finetune_trainer import tiny_model
 from finetune_trainer.errors import StageError
 from finetune_trainer.families import ModelPlan
+from finetune_trainer.hub.models import LocalModel
 from finetune_trainer.methods import method_of
-from finetune_trainer.models import LocalModel
+from finetune_trainer.process.stopping import ImmediateStop
 from finetune_trainer.stages.context import StageContext
-from finetune_trainer.stopping import ImmediateStop
+from finetune_trainer.verification import tiny_model
 
 _LOG = logging.getLogger(__name__)
 #: Sequence lengths in tokens; the shortest that leaves something to train on is used. A CPU does not train on longer

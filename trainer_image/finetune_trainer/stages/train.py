@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING
 
 from finetune_contract import TrainOutcome
 from finetune_contract.result import MOST_UNCHANGED
-from finetune_trainer import conversion_cache, engine
+from finetune_trainer.conversion import cache as conversion_cache
 from finetune_trainer.data.batches import EvaluationBatches, TrainBatches, steps_for
 from finetune_trainer.data.dataset import Dataset
+from finetune_trainer.engine import maxtext
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.stages.context import StageContext
-from finetune_trainer.stages.engine_config import require_devices, settings_json, training_config
 from finetune_trainer.stages.inputs import converted_model
 from finetune_trainer.storage import engine_path
+from finetune_trainer.training.engine_config import require_devices, settings_json, training_config
 
 if TYPE_CHECKING:
     from finetune_contract import DiscardedCheckpoint
@@ -48,7 +49,7 @@ def run(context: StageContext) -> TrainOutcome:
     started = time.perf_counter()
     plan = context.plan(context.model(weights=False))
     request = context.request
-    engine.prepare(plan)
+    maxtext.prepare(plan)
     require_devices(request)
     data = context.training_data()
     validation = context.validation_data()

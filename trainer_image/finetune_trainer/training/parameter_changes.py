@@ -16,7 +16,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from finetune_contract import ExitCode
-from finetune_trainer import mapping
+from finetune_trainer.checkpoints import mapping
 from finetune_trainer.errors import StageError
 from finetune_trainer.families import ModelPlan
 

@@ -25,8 +25,8 @@ from finetune_contract import (
     StageRequest,
     StepMetrics,
 )
-from finetune_trainer.compilation_counter import CompilationCounter
-from finetune_trainer.latest_writer import LatestWriter
+from finetune_trainer.engine.compilation_counter import CompilationCounter
+from finetune_trainer.process.latest_writer import LatestWriter
 from finetune_trainer.storage import StorageClient
 from finetune_trainer.training import goodput
 from finetune_trainer.training.checkpoint_checksums import checksums_of

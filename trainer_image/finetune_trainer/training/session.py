@@ -17,13 +17,13 @@ from orbax import checkpoint as ocp
 from tunix.sft import peft_trainer
 
 from finetune_contract import StageRequest
+from finetune_trainer.conversion.loading import pretrained
 from finetune_trainer.data.batches import TrainBatches
+from finetune_trainer.engine.lora import with_lora
+from finetune_trainer.engine.sharding import ROW_AXES, with_canonical_sharding
 from finetune_trainer.families import ModelPlan
-from finetune_trainer.loading import pretrained
-from finetune_trainer.lora import with_lora
 from finetune_trainer.methods import method_of
-from finetune_trainer.objectives import Objective, ReferenceModel
-from finetune_trainer.sharding import ROW_AXES, with_canonical_sharding
+from finetune_trainer.methods.objectives import Objective, ReferenceModel
 from finetune_trainer.training.parameter_changes import ParameterChanges, require_parameter_changes
 from finetune_trainer.training.retention import Retention
 from finetune_trainer.training.saving import CheckpointSavePolicy

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from finetune_contract import ExitCode, HyperparametersSpec, MeshSpec, StageRequest
-from finetune_trainer import widths
 from finetune_trainer.checkpoints.layout import layout_for
+from finetune_trainer.engine import widths
 from finetune_trainer.errors import StageError
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.methods import method_of

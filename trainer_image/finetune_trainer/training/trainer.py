@@ -23,15 +23,15 @@ from maxtext.trainers.post_train.sft.train_sft import MaxTextPeftTrainer
 from tunix.sft.hooks import DataHooks
 
 from finetune_contract import EvaluationPoint, ExitCode, StepMetrics
-from finetune_trainer.compilation_counter import CompilationCounter
 from finetune_trainer.data.batches import EvaluationBatches, TrainBatches
 from finetune_trainer.data.layout import Batch
+from finetune_trainer.engine.accumulation import accumulated_step
+from finetune_trainer.engine.compilation_counter import CompilationCounter
+from finetune_trainer.engine.sharding import shard_batch
 from finetune_trainer.errors import StageError
 from finetune_trainer.evaluation.loss import LossMeter, MeasuredLoss, combined
 from finetune_trainer.evaluation.numbers import perplexity
-from finetune_trainer.objectives import Objective, ReferenceModel
-from finetune_trainer.sharding import shard_batch
-from finetune_trainer.training.accumulation import accumulated_step
+from finetune_trainer.methods.objectives import Objective, ReferenceModel
 from finetune_trainer.training.report import HostProgressReporter, ProgressReporter
 from finetune_trainer.training.retention import Retention
 from finetune_trainer.training.saving import CheckpointSavePolicy

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from finetune_contract import PreferenceMethod, StageRequest
-from finetune_trainer import widths
-from finetune_trainer.compiled.chips import peak_flops
+from finetune_trainer.engine import widths
+from finetune_trainer.engine.chips import peak_flops
 from finetune_trainer.families import ModelPlan
-from finetune_trainer.flops import step_flops
+from finetune_trainer.training.flops import step_flops
 
 
 def ideal_step_seconds(plan: ModelPlan, request: StageRequest, device_kinds: Sequence[str]) -> float | None:

@@ -19,8 +19,8 @@ from huggingface_hub.errors import CachedRepoTreeNotFoundError, SafetensorsParsi
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from finetune_contract import HubRef
-from finetune_trainer import sparse_files
-from finetune_trainer.hub_errors import Kind, explain, is_transient, retry_after_seconds
+from finetune_trainer.checkpoints import sparse_files
+from finetune_trainer.hub.errors import Kind, explain, is_transient, retry_after_seconds
 from finetune_trainer.storage import is_inside
 
 _LOG = logging.getLogger(__name__)

@@ -31,9 +31,9 @@ from finetune_contract import (
 )
 from finetune_contract.failure import PEER_LOST
 from finetune_contract.log_line import readable
-from finetune_trainer.compilation_counter import CompilationCounter
+from finetune_trainer.engine.compilation_counter import CompilationCounter
 from finetune_trainer.errors import StageError, encodable
-from finetune_trainer.redaction import Redactor
+from finetune_trainer.process.redaction import Redactor
 from finetune_trainer.storage import StorageClient
 
 _LOG = logging.getLogger(__name__)

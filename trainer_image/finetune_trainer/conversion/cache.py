@@ -16,11 +16,10 @@ from contextlib import contextmanager
 
 from finetune_contract import CacheLayout, ConversionCacheUse, ConvertManifest, ExitCode, StageRequest
 from finetune_contract.failure import CONVERTED_MODEL_DAMAGED
-from finetune_trainer import cache_entry
-from finetune_trainer.cache_entry import CacheMiss, DamagedEntryError
+from finetune_trainer.conversion.fingerprint import Fingerprint
 from finetune_trainer.errors import StageError
-from finetune_trainer.fingerprint import Fingerprint
-from finetune_trainer.storage import StorageClient
+from finetune_trainer.storage import StorageClient, cache_entry
+from finetune_trainer.storage.cache_entry import CacheMiss, DamagedEntryError
 
 _LOG = logging.getLogger(__name__)
 #: Reason of the failure for a model that Orbax cannot read.

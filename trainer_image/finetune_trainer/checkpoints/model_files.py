@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from finetune_contract import ExitCode
-from finetune_trainer import sparse_files
+from finetune_trainer.checkpoints import sparse_files
+from finetune_trainer.checkpoints.sparse_files import Read
 from finetune_trainer.errors import StageError
-from finetune_trainer.sparse_files import Read
 
 #: Chat templates for other purposes beside the main one, as transformers reads and writes them.
 _TEMPLATES = "additional_chat_templates/*.jinja"

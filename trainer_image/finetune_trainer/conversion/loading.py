@@ -14,7 +14,7 @@ from flax import nnx
 from maxtext.utils import maxtext_utils_nnx, model_creation_utils
 
 from finetune_contract.exit_codes import ExitCode
-from finetune_trainer.conversion_cache import UNREADABLE
+from finetune_trainer.conversion.cache import UNREADABLE
 from finetune_trainer.errors import StageError
 
 #: Orbax's and TensorStore's messages for files that are missing, truncated or of other content.

@@ -12,7 +12,7 @@ from typing import Any
 
 from finetune_contract import ExitCode
 from finetune_trainer.errors import StageError
-from finetune_trainer.models import LocalModel
+from finetune_trainer.hub.models import LocalModel
 
 TOKENIZER, CONFIG, PIECES = "tokenizer.json", "tokenizer_config.json", "tokenizer.model"
 _MARK = "\ufeff"

@@ -23,12 +23,12 @@ from maxtext.common.common_types import MODEL_MODE_TRAIN
 from maxtext.layers.moe import RoutedMoE
 from maxtext.utils import model_creation_utils
 
-from finetune_trainer import engine
+from finetune_trainer.checkpoints.memmap import memmap_array
 from finetune_trainer.checkpoints.reading import CheckpointReader
 from finetune_trainer.checkpoints.writing import Index
+from finetune_trainer.engine import maxtext
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.families.plan import Family
-from finetune_trainer.memmap import memmap_array
 
 #: Rows of the vocabulary whose logits are computed at once.
 VOCABULARY = 16384
@@ -178,7 +178,7 @@ class Forward:
     ) -> "_Program":
         key = (tuple(settings.items()), shape, vocabulary, call)
         if key not in self._programs:
-            config = engine.configure(
+            config = maxtext.configure(
                 self._plan, run_name="forward", base_output_directory=str(self._scratch), weight_dtype="float32",
                 dtype="float32", attention="dot_product", matmul_precision="highest",
                 per_device_batch_size=shape[0] // len(jax.devices()), max_target_length=shape[1],

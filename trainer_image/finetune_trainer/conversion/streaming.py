@@ -19,16 +19,17 @@ from maxtext.models import models
 from maxtext.utils import maxtext_utils
 
 from finetune_contract.exit_codes import ExitCode
-from finetune_trainer import engine, mapping
+from finetune_trainer.checkpoints import mapping
 from finetune_trainer.checkpoints.chunks import chunk_shape
 from finetune_trainer.checkpoints.layout import OCDBT, CheckpointLayout
+from finetune_trainer.checkpoints.mapping import Parameter
+from finetune_trainer.checkpoints.weights import Weights
 from finetune_trainer.checkpoints.writing import Index, StreamedArray, save
+from finetune_trainer.engine import maxtext
 from finetune_trainer.errors import StageError
 from finetune_trainer.families import ModelPlan
-from finetune_trainer.mapping import Parameter
-from finetune_trainer.stage_progress import SILENT, StageProgressReporter
+from finetune_trainer.process.stage_progress import SILENT, StageProgressReporter
 from finetune_trainer.storage import StorageClient, engine_path, join
-from finetune_trainer.weights import Weights
 
 _FLOAT32 = np.dtype(np.float32)
 
@@ -59,7 +60,7 @@ def convert(
     bytes per parameter of the largest piece. Call ``engine.prepare(plan)`` first.
     """
     started = time.monotonic()
-    config = engine.configure(
+    config = maxtext.configure(
         plan,
         weight_dtype="float32",
         run_name="convert",

@@ -27,14 +27,14 @@ from finetune_contract import (
     StageRequest,
 )
 from finetune_contract.request import REQUEST_VARIABLE
-from finetune_trainer import logs
-from finetune_trainer.attempt import AttemptRecorder, LogTail
 from finetune_trainer.errors import StageError, faults
-from finetune_trainer.locked_memory import allow_locking
-from finetune_trainer.processes import Processes
-from finetune_trainer.redaction import Redactor
-from finetune_trainer.stage_progress import StageProgressReporter
-from finetune_trainer.stopping import SigtermHandler, exit_now
+from finetune_trainer.process import logs
+from finetune_trainer.process.locked_memory import allow_locking
+from finetune_trainer.process.processes import Processes
+from finetune_trainer.process.redaction import Redactor
+from finetune_trainer.process.stage_progress import StageProgressReporter
+from finetune_trainer.process.stopping import SigtermHandler, exit_now
+from finetune_trainer.stages.attempt import AttemptRecorder, LogTail
 from finetune_trainer.storage import open_store
 from finetune_trainer.training.report import HostProgressReporter
 
@@ -45,15 +45,15 @@ def run() -> None:
     """Console entry. Ends the process with the contract's exit code."""
     arguments = sys.argv[1:]
     if arguments[:1] == ["compile"]:
-        from finetune_trainer.compiled import compile_cli as compiled
+        from finetune_trainer.commands import compile as compiled
 
         sys.exit(compiled.main(arguments[1:]))
     if arguments[:1] == ["access"]:
-        from finetune_trainer import access_cli
+        from finetune_trainer.commands import access as access_cli
 
         sys.exit(access_cli.main(arguments[1:]))
     if arguments:
-        from finetune_trainer import evaluate_cli
+        from finetune_trainer.commands import evaluate as evaluate_cli
 
         sys.exit(evaluate_cli.main(arguments))
     exit_now(main(os.environ))
@@ -109,8 +109,8 @@ def _run(
     stopper: SigtermHandler,
     environment: Mapping[str, str],
 ) -> int:
-    from finetune_trainer.compilation_cache import use_compilation_cache
-    from finetune_trainer.compilation_counter import CompilationCounter
+    from finetune_trainer.engine.compilation_cache import use_compilation_cache
+    from finetune_trainer.engine.compilation_counter import CompilationCounter
     from finetune_trainer.stages.context import StageContext, late_environment
 
     late_environment(environment)

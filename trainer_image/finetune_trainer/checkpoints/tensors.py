@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from finetune_contract.exit_codes import ExitCode
-from finetune_trainer import mapping
+from finetune_trainer.checkpoints import mapping
 from finetune_trainer.checkpoints.reading import CheckpointReader
 from finetune_trainer.checkpoints.unstacking import unstack
+from finetune_trainer.checkpoints.weights import Weights
 from finetune_trainer.errors import StageError
 from finetune_trainer.families import ModelPlan
-from finetune_trainer.weights import Weights
 
 _LOW, _HIGH = "_lora_a", "_lora_b"
 

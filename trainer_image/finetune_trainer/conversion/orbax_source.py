@@ -7,13 +7,13 @@ import math
 from pathlib import Path
 
 from finetune_contract.exit_codes import ExitCode
-from finetune_trainer import engine, mapping
+from finetune_trainer.checkpoints import folder, mapping, tensors
 from finetune_trainer.checkpoints.layout import CheckpointLayout
 from finetune_trainer.checkpoints.reading import CheckpointReader, CheckpointUnreadableError
+from finetune_trainer.checkpoints.weights import SINGLE, Tensor, Weights, open_weights
+from finetune_trainer.engine import maxtext
 from finetune_trainer.errors import StageError
-from finetune_trainer.export import folder, tensors
 from finetune_trainer.families import ModelPlan
-from finetune_trainer.weights import SINGLE, Tensor, Weights, open_weights
 
 _WHERE = "spec.model.orbax.uri"
 
@@ -37,7 +37,7 @@ def check(items: str, plan: ModelPlan, layout: CheckpointLayout, *, scratch: Pat
             items, "the checkpoint contains no vision part, so its export would be incomplete", plan.architecture,
             "a text model", "Start from model.huggingFace or model.uri, or use the text model's config.json.",
         )  # fmt: skip
-    config = engine.configure(
+    config = maxtext.configure(
         plan, weight_dtype="float32", run_name="provided", base_output_directory=str(scratch)
     )
     shapes, parameters = plan.tensors(), mapping.parameters(plan, config)
@@ -78,7 +78,7 @@ def base_weights(items: str, plan: ModelPlan, out: Path, *, scratch: Path, value
     )
     if not values:
         return named
-    config = engine.configure(
+    config = maxtext.configure(
         plan, weight_dtype="float32", run_name="provided", base_output_directory=str(scratch)
     )
     out.mkdir(parents=True)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from finetune_contract import PreferenceMethod, StageRequest
-from finetune_trainer.training import overrides
+from finetune_trainer.engine import overrides
 
 #: Positions that a TPU's vector unit processes at a time.
 _LANES = 128

@@ -9,16 +9,17 @@ from pathlib import Path
 from typing import Literal
 
 from finetune_contract import ExitCode, ModelIdentity, ModelSource
-from finetune_trainer import hub, model_files, sparse_files
+from finetune_trainer.checkpoints import model_files, sparse_files
 from finetune_trainer.checkpoints.layout import OCDBT, CheckpointLayout
+from finetune_trainer.checkpoints.model_files import MODEL, TOKENIZER, is_any, is_small
+from finetune_trainer.checkpoints.sparse_files import Read
+from finetune_trainer.checkpoints.weights import INDEX, SINGLE, is_vision, two_models, weight_files
 from finetune_trainer.errors import StageError, reading_listed, replaced, require_unchanged
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.families.sizes import sizes
-from finetune_trainer.model_files import MODEL, TOKENIZER, is_any, is_small
-from finetune_trainer.sparse_files import Read
-from finetune_trainer.stage_progress import ignore
+from finetune_trainer.hub import repositories as hub
+from finetune_trainer.process.stage_progress import ignore
 from finetune_trainer.storage import Entry, StorageClient, content_encoding, is_inside, local_path, unchanged
-from finetune_trainer.weights import INDEX, SINGLE, is_vision, two_models, weight_files
 
 #: Size in bytes below which a file holds no weights, and the number of threads that read the beginnings of files.
 _SMALLEST, _PARALLEL = 4096, 8

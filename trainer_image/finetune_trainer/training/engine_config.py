@@ -7,13 +7,12 @@ from enum import Enum
 from typing import Any
 
 from finetune_contract import ExitCode, StageRequest
-from finetune_trainer import engine
+from finetune_trainer.engine import maxtext, overrides
 from finetune_trainer.errors import StageError
 from finetune_trainer.evaluation.placement import DeviceRowCapacity
 from finetune_trainer.families import ModelPlan
-from finetune_trainer.redaction import Redactor
+from finetune_trainer.process.redaction import Redactor
 from finetune_trainer.storage import engine_path
-from finetune_trainer.training import overrides
 from finetune_trainer.training.settings import settings
 
 #: Names of settings that hold a credential, such as ``hf_access_token``.
@@ -36,7 +35,7 @@ def training_config(
         platform=jax.default_backend(),
         output=engine_path(folder),
     )
-    return engine.configure(plan, engine.SFT, **{**made, "load_parameters_path": parameters})
+    return maxtext.configure(plan, maxtext.SFT, **{**made, "load_parameters_path": parameters})
 
 
 def settings_json(config: Any) -> str:
@@ -65,7 +64,7 @@ def evaluation_config(
         output=engine_path(folder),
         adapter=adapter,
     )
-    return engine.configure(row_capacity.plan, engine.SFT, **{**made, "load_parameters_path": parameters})
+    return maxtext.configure(row_capacity.plan, maxtext.SFT, **{**made, "load_parameters_path": parameters})
 
 
 def evaluation_settings(

@@ -12,9 +12,9 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from finetune_contract.exit_codes import ExitCode
+from finetune_trainer.checkpoints.model_files import HEAD, require_content
 from finetune_trainer.errors import StageError
 from finetune_trainer.families import Family, ModelPlan
-from finetune_trainer.model_files import HEAD, require_content
 from finetune_trainer.storage import is_inside
 
 INDEX = "model.safetensors.index.json"

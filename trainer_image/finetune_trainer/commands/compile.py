@@ -16,8 +16,8 @@ from pathlib import Path
 from finetune_contract import METHODS, PREFERENCE_TYPES, LoraSpec, MeshSpec, SliceShape, StageRequest
 from finetune_contract.tpu import chips_of_topology
 from finetune_trainer import families
+from finetune_trainer.commands.request_by_hand import request_by_hand
 from finetune_trainer.compiled.check import check_memory
-from finetune_trainer.compiled.chips import CHIPS, is_slice, topologies
 from finetune_trainer.compiled.compile_client import CompileClient, CompilerUnavailable
 from finetune_trainer.compiled.compile_protocol import (
     Answer,
@@ -26,10 +26,10 @@ from finetune_trainer.compiled.compile_protocol import (
     MemoryExceeded,
     SliceProgram,
 )
+from finetune_trainer.engine.chips import CHIPS, is_slice, topologies
 from finetune_trainer.errors import StageError
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.methods import method_class
-from finetune_trainer.request_by_hand import request_by_hand
 from finetune_trainer.storage import open_store
 from finetune_trainer.training.settings import per_device_batch_size
 

@@ -10,14 +10,14 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
 
-from finetune_trainer.data.special_tokens import declared
-from finetune_trainer.export import shards
-from finetune_trainer.export.shards import Slot
-from finetune_trainer.export.tensors import LoraAdapter
+from finetune_trainer.checkpoints import shards
+from finetune_trainer.checkpoints.declared_tokens import declared
+from finetune_trainer.checkpoints.model_files import LICENCES
+from finetune_trainer.checkpoints.shards import Slot
+from finetune_trainer.checkpoints.tensors import LoraAdapter
+from finetune_trainer.checkpoints.weights import Weights, read_tensor
 from finetune_trainer.families import ModelPlan
-from finetune_trainer.model_files import LICENCES
-from finetune_trainer.stage_progress import SILENT, StageProgressReporter
-from finetune_trainer.weights import Weights, read_tensor
+from finetune_trainer.process.stage_progress import SILENT, StageProgressReporter
 
 #: Name of a dtype in the API -> numpy's dtype, its name in config.json, its name in safetensors.
 DTYPES: Mapping[str, tuple[np.dtype, str, str]] = {

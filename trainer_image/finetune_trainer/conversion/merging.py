@@ -9,12 +9,12 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from finetune_contract import ExitCode
+from finetune_trainer.checkpoints import folder, tensors
+from finetune_trainer.checkpoints.weights import Weights
+from finetune_trainer.conversion.peft_settings import require_plain
 from finetune_trainer.errors import StageError
-from finetune_trainer.export import folder, tensors
 from finetune_trainer.families import ModelPlan
-from finetune_trainer.peft_settings import require_plain
 from finetune_trainer.storage import StorageClient
-from finetune_trainer.weights import Weights
 
 _KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<half>[AB])\.weight")
 

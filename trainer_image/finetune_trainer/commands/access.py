@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from finetune_contract import ExitCode
-from finetune_trainer.attempt import TERMINATION_BYTES
 from finetune_trainer.errors import StageError
+from finetune_trainer.stages.attempt import TERMINATION_BYTES
 from finetune_trainer.storage import StorageClient, join, open_store
 
 _DETAIL = 200

@@ -18,10 +18,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from finetune_contract import ExitCode, StageRequest
+from finetune_trainer.commands.request_by_hand import request_by_hand
 from finetune_trainer.errors import StageError, faults
-from finetune_trainer.processes import Processes
-from finetune_trainer.request_by_hand import request_by_hand
-from finetune_trainer.stopping import SigtermHandler, exit_now
+from finetune_trainer.process.processes import Processes
+from finetune_trainer.process.stopping import SigtermHandler, exit_now
 from finetune_trainer.storage import engine_path, open_store
 
 
@@ -109,13 +109,14 @@ def _standard_output_to_error() -> Iterator[None]:
 def _evaluate(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     import jax
 
-    from finetune_trainer import conversion, engine
+    from finetune_trainer.checkpoints.weights import open_weights
+    from finetune_trainer.conversion import streaming
+    from finetune_trainer.conversion.merging import merged_folder
+    from finetune_trainer.engine import maxtext
     from finetune_trainer.evaluation.models import load
-    from finetune_trainer.merging import merged_folder
     from finetune_trainer.stages.context import StageContext, late_environment
-    from finetune_trainer.stages.engine_config import evaluation_config
     from finetune_trainer.stages.evaluate import batches_of, collect, measure, row_capacity_of
-    from finetune_trainer.weights import open_weights
+    from finetune_trainer.training.engine_config import evaluation_config
 
     late_environment(os.environ)
     request = _request(options, scratch, devices=jax.device_count())
@@ -128,13 +129,13 @@ def _evaluate(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     )
     model = context.model(weights=True)
     plan = context.plan(model)
-    engine.prepare(plan)
+    maxtext.prepare(plan)
     work = collect(context, plan)
     weights = open_weights(model.path, plan, where=model.source)
     if options.adapter:
         folder = merged_folder(weights, plan, options.adapter, scratch, context.store)
         weights = open_weights(folder, plan)
-    items = conversion.convert(weights, plan, f"file://{scratch}/converted", store=context.store).items
+    items = streaming.convert(weights, plan, f"file://{scratch}/converted", store=context.store).items
     parameters = engine_path(items)
     room = row_capacity_of(request, plan)
     loaded = load(evaluation_config(room, folder=context.folder.uri, parameters=parameters))

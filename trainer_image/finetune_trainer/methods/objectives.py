@@ -20,9 +20,9 @@ from tunix.rl.common import selective_log_softmax
 from tunix.sft.utils import build_positions_from_mask
 
 from finetune_trainer.data.layout import Batch
+from finetune_trainer.engine.accumulation import microbatches
+from finetune_trainer.engine.sharding import shard_batch
 from finetune_trainer.methods.base import REFERENCE, Arrays
-from finetune_trainer.sharding import shard_batch
-from finetune_trainer.training.accumulation import microbatches
 
 
 class Objective(Protocol):

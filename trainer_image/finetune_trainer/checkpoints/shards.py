@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from finetune_trainer import sparse_files
-from finetune_trainer.stage_progress import SILENT, StageProgressReporter
-from finetune_trainer.weights import COPIED, INDEX, SINGLE
+from finetune_trainer.checkpoints import sparse_files
+from finetune_trainer.checkpoints.weights import COPIED, INDEX, SINGLE
+from finetune_trainer.process.stage_progress import SILENT, StageProgressReporter
 
 _METADATA = {"format": "pt"}
 

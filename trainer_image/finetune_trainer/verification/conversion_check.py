@@ -17,14 +17,16 @@ from pathlib import Path
 import numpy as np
 
 from finetune_contract.exit_codes import ExitCode
-from finetune_trainer import engine, mapping, numpy_reference
+from finetune_trainer.checkpoints import mapping
+from finetune_trainer.checkpoints.mapping import Parameter
 from finetune_trainer.checkpoints.reading import CheckpointReader
+from finetune_trainer.checkpoints.weights import Weights
+from finetune_trainer.engine import maxtext
 from finetune_trainer.errors import StageError
 from finetune_trainer.families import ModelPlan
-from finetune_trainer.forward import VOCABULARY, Forward, RunningLoss
-from finetune_trainer.mapping import Parameter
-from finetune_trainer.stage_progress import SILENT, StageProgressReporter
-from finetune_trainer.weights import Weights
+from finetune_trainer.process.stage_progress import SILENT, StageProgressReporter
+from finetune_trainer.verification import numpy_reference
+from finetune_trainer.verification.forward import VOCABULARY, Forward, RunningLoss
 
 #: Most rows, and most tokens of each, that are compared: numpy computes them.
 ROWS, LENGTH = 4, 128
@@ -122,7 +124,7 @@ def round_trip(
 
     Returns the number of tensors, and of those with roundings that ``_allowed`` explains.
     """
-    config = engine.configure(
+    config = maxtext.configure(
         plan, weight_dtype="float32", run_name="proof", base_output_directory=str(scratch)
     )
     shapes = plan.tensors()

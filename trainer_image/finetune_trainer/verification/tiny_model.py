@@ -13,8 +13,8 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from finetune_trainer import families
+from finetune_trainer.checkpoints.weights import SINGLE
 from finetune_trainer.families import Family, ModelPlan
-from finetune_trainer.weights import SINGLE
 
 _HEADS, _HEAD_DIM = 4, 16
 #: Keys of config.json, as the families name them. Every size is a multiple of NF4's smallest block.

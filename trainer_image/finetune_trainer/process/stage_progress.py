@@ -9,7 +9,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 from finetune_contract import StageProgress
-from finetune_trainer.latest_writer import LatestWriter
+from finetune_trainer.process.latest_writer import LatestWriter
 
 #: Least number of seconds between two writes.
 PAUSE_SECONDS = 10.0

@@ -1,0 +1,1 @@
+"""The Hugging Face Hub, and the user's model on this machine."""

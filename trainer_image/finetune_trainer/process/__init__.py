@@ -1,0 +1,1 @@
+"""What the process of a stage is: signals, logs, progress, the host's memory, and the other processes."""

@@ -1,0 +1,1 @@
+"""The training loop of a stage: its settings, session, steps, checkpoints and reports."""

@@ -1,0 +1,1 @@
+"""The proof that a converted model is the user's model."""
