@@ -8,6 +8,7 @@ its configuration is invalid (settings, credentials, a port in use), where the m
 
 import argparse
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -33,11 +34,19 @@ from finetune_operator.runtime.settings import Settings, SettingsError, usage
 
 log = logging.getLogger("finetune_operator")
 
+#: Allocations between two collections of garbage, and collections of a generation between two of the next one. An
+#: observation and its decision allocate thousands of objects without cycles: the default of 700 collects several times
+#: during each, which takes 10 % of the CPU.
+_COLLECTIONS = (10_000, 20, 20)
+
 
 async def _run(settings: Settings) -> int:
     """Runs the operator and returns the exit code."""
     from finetune_operator.runtime.operator import Operator
 
+    # What the imports have made lives as long as the process: no collection walks it.
+    gc.freeze()
+    gc.set_threshold(*_COLLECTIONS)
     code = 0
     try:
         await Operator(settings).run()
