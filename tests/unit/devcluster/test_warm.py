@@ -52,7 +52,8 @@ async def server(tmp_path: Path) -> AsyncIterator[WarmServer]:
     package = tmp_path / "site" / "finetune_trainer"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
-    (package / "main.py").write_text(TRAINER)
+    (package / "commands").mkdir()
+    (package / "commands" / "main.py").write_text(TRAINER)
     programs = tmp_path / "bin"
     programs.mkdir()
     (programs / "python").symlink_to(sys.executable)

@@ -32,7 +32,7 @@ class TemplateRow(NamedTuple):
     """The tools as text, for keys of caches."""
 
 
-class Prompt(NamedTuple):
+class PromptTexts(NamedTuple):
     """The text that the template writes after the last content, without and with a request for the next turn.
 
     Both are empty if the template rejects the conversation without that turn.
@@ -49,7 +49,7 @@ class Around(NamedTuple):
     """
 
     gaps: Sequence[str]
-    prompts: dict[int, Prompt]
+    prompts: dict[int, PromptTexts]
     closings: dict[int, int]
     """How many characters after the content close the turn."""
 
@@ -74,12 +74,12 @@ class MarkedChat:
             self._characters = 0
         self._characters += characters
 
-    def prompt(self, before: Sequence[Message], row: TemplateRow) -> Prompt:
+    def prompt(self, before: Sequence[Message], row: TemplateRow) -> PromptTexts:
         """Returns what asks for the turn after these messages."""
         if before and before[-1]["role"] != "assistant":
             with contextlib.suppress(StageError):
-                return Prompt(*(self.tail(before, row, asking=asking) for asking in (False, True)))
-        return Prompt("", "")
+                return PromptTexts(*(self.tail(before, row, asking=asking) for asking in (False, True)))
+        return PromptTexts("", "")
 
     def tail(self, messages: Sequence[Message], row: TemplateRow, *, asking: bool = False) -> str:
         """Returns the text after the last content, which is not that of a message with more than content.

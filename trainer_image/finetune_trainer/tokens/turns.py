@@ -18,7 +18,7 @@ from typing import Self
 from finetune_trainer.errors import StageError
 from finetune_trainer.readers.row_location import RowLocation
 from finetune_trainer.tokens.chat import SHORTEST, Chat, Message, Tokenizer, Tools
-from finetune_trainer.tokens.marked import Around, MarkedChat, Prompt, Split, TemplateRow, left_out
+from finetune_trainer.tokens.marked import Around, MarkedChat, PromptTexts, Split, TemplateRow, left_out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +208,7 @@ class TurnFinder:
             around.closings[number] = found
         return found
 
-    def _asked(self, text: str, start: int, opening: str | None, prompt: Prompt) -> tuple[int, bool]:
+    def _asked(self, text: str, start: int, opening: str | None, prompt: PromptTexts) -> tuple[int, bool]:
         """Returns how many characters from ``start`` belong to the turn's prompt, and whether the prompt then differs.
 
         The text from ``start`` begins after the message before the turn. ``opening`` is the text before the content of
