@@ -6,7 +6,7 @@ the new content stays until the trainer or the operator writes that file again.
 
 import asyncio
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any
@@ -14,6 +14,8 @@ from typing import Any
 from finetune_contract import HostProgress, Stage
 from finetune_contract.base import Record
 from finetune_operator.lifecycle.attempts.own_attempts import own_attempts
+from finetune_operator.lifecycle.children.jobset import JobSet
+from finetune_operator.lifecycle.children.pod import Pod
 from finetune_operator.lifecycle.decide import finished
 from finetune_operator.lifecycle.decision import Decision, DetailRequest
 from finetune_operator.lifecycle.observation import Observation, RunFolderView
@@ -22,7 +24,7 @@ from finetune_operator.planning.stored_plan import read_stored_plan
 from finetune_operator.reconcile.run_folder import RunFolderReader
 from finetune_operator.reconcile.run_folder_observer import Folders
 from tests.fuzz.folders import Change
-from tests.unit.lifecycle.world import World, job, own_children, profile
+from tests.unit.lifecycle.world import World, job, profile
 from tests.unit.lifecycle.writes import writes
 from tests.unit.reconcile.fakes import FakeStore
 
@@ -113,12 +115,11 @@ class FolderWorld(World):
         """Restores the original content of all files."""
         self.tampered.clear()
 
-    def _view(self) -> RunFolderView:
+    def _view(self, jobsets: Sequence[JobSet], pods: Sequence[Pod]) -> RunFolderView:
         if self.config_map is None:
             return RunFolderView()
         self.store.files = self.files()
         self.store.calls.clear()
-        jobsets, pods = own_children(self.job, self.jobsets.values(), self.pods.values(), self.now)
         own = partial(
             own_attempts,
             job=self.job,
@@ -370,5 +371,5 @@ def at(moment: str) -> FolderWorld:
     """Returns a new copy of the world at that moment; its reader has read the run folder once."""
     world = copy.deepcopy(_reached(moment))
     world.restart_operator()
-    world._view()
+    world.observe()
     return world
