@@ -180,8 +180,8 @@ class Contents:
             if self._within(message["content"] if len(message) == 2 else message)
         }
         asked = [message["content"] for message in example.messages if message["role"] == "user"]
-        more = [*_of_prompts(asked), *_of_answer(example.messages[-1]["content"])]
         last = example.messages[-1]["content"]
+        more = [*_of_prompts(asked), *_of_answer(last)]
         if any(map(holds_template, asked[:1])) or self._ends_otherwise(last):
             return [Note.RENDERED, *self._named(said - {False}), *more]
         return [*self._named(said | {False} if self._within(example.tools or ()) else said), *more]
