@@ -36,7 +36,7 @@ log = logging.getLogger("finetune_operator")
 
 #: Allocations between two collections of garbage, and collections of a generation between two of the next one. An
 #: observation and its decision allocate thousands of objects without cycles: the default of 700 collects several times
-#: during each, which takes 10 % of the CPU.
+#: during each, which takes about a tenth of their CPU.
 _COLLECTIONS = (10_000, 20, 20)
 
 
