@@ -12,23 +12,17 @@ issue tokens. The proxy runs in a thread of the caller's process.
 
 import asyncio
 import io
-import threading
 from collections import deque
-from collections.abc import Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
 
-import aiohttp
 from aiohttp import web
 from yarl import URL
 
 from devcluster import gcs
 from tests.doubles.bucket_iam import BUCKET, Grant, ResourcePermission, is_granted, required_permissions
-
-#: Headers that apply to one connection only, or that are set again.
-_HOP = frozenset({"connection", "content-length", "host", "keep-alive", "transfer-encoding", "upgrade"})
+from tests.doubles.proxy import Proxy, end_to_end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +39,7 @@ class AccessCheck:
         return f"{self.account}: {need.permission} on {need.bucket}/{need.name} {answer}"
 
 
-class BucketProxy:
+class BucketProxy(Proxy):
     """A context manager.
 
     Args:
@@ -53,33 +47,18 @@ class BucketProxy:
     """
 
     def __init__(self, grants: Iterable[Grant] = ()) -> None:
+        super().__init__("bucket proxy", body_bytes=1 << 32)
         self._grants = list(grants)
         self._upstream = ""
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="bucket proxy", daemon=True)
         self._sessions: dict[str, str] = {}
         self._held: dict[tuple[str, str], asyncio.Event] = {}
-        self._port = 0
         self.accesses: deque[AccessCheck] = deque()
         """All permission checks, in order."""
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        self._run(self._start())
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._run(self._stop())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
 
     @property
     def url(self) -> str:
         """URL of the proxy, for LocalCluster.started."""
-        return f"http://127.0.0.1:{self._port}"
+        return f"http://127.0.0.1:{self.port}"
 
     def endpoint(self, account: str) -> str:
         """The store's endpoint for ``namespace/serviceaccount``."""
@@ -112,7 +91,7 @@ class BucketProxy:
             yield
         finally:
             del self._held[bucket, folder]
-            self._loop.call_soon_threadsafe(gate.set)
+            self.open(gate)
 
     @property
     def denied(self) -> list[AccessCheck]:
@@ -120,28 +99,7 @@ class BucketProxy:
 
     # --- internals ------------------------------------------------------------------------------------------
 
-    def _run[T](self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-    async def _start(self) -> None:
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),
-            auto_decompress=False,
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=5),
-        )
-        app = web.Application(client_max_size=1 << 32)
-        app.router.add_route("*", "/{path:.*}", self._serve)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0, handler_cancellation=True)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        self._port = self._runner.addresses[0][1]
-
-    async def _stop(self) -> None:
-        await self._runner.cleanup()
-        await self._session.close()
-        await asyncio.sleep(0)
-
-    async def _serve(self, request: web.Request) -> web.StreamResponse:
+    async def answer(self, request: web.Request) -> web.StreamResponse:
         head, _, query = request.raw_path.partition("?")
         _, marker, namespace, name, *rest = [*head.split("/"), "", "", ""]
         account, path = f"{namespace}/{name}", "/" + "/".join(rest).rstrip("/")
@@ -173,14 +131,14 @@ class BucketProxy:
         self, request: web.Request, account: str, path: str, query: str, body: bytes
     ) -> web.Response:
         url = f"{self._upstream}{path}" + (f"?{query}" if query else "")
-        headers = _passed_on(request.headers)
+        headers = end_to_end(request.headers)
         # as a file: large bytes would be sent at once
         data = io.BytesIO(body) if body else None
-        async with self._session.request(
+        async with self.session.request(
             request.method, URL(url, encoded=True), headers=headers, data=data
         ) as answer:
             content = await answer.read()
-        passed = _passed_on(answer.headers)
+        passed = end_to_end(answer.headers)
         own = self.endpoint(account)
         if location := passed.get("Location"):
             passed["Location"] = location.replace(self._upstream, own)
@@ -190,10 +148,6 @@ class BucketProxy:
             # links to objects, which clients follow
             content = content.replace(self._upstream.encode(), own.encode())
         return web.Response(status=answer.status, headers=passed, body=content)
-
-
-def _passed_on(headers: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in headers.items() if name.lower() not in _HOP}
 
 
 def _forbidden(account: str, need: ResourcePermission) -> web.Response:

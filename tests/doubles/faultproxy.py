@@ -12,21 +12,18 @@ import asyncio
 import json
 import re
 import ssl
-import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import aiohttp
 from aiohttp import web
 
 from devcluster.layout import StateFolder
+from tests.doubles.proxy import Proxy, end_to_end
 
-#: Headers that apply to one connection only, or that are set again.
-_HOP = frozenset({"connection", "content-length", "host", "keep-alive", "transfer-encoding", "upgrade"})
 #: What differs between two attempts at the same write.
 _MOVING = re.compile(rb"\d{4}-\d\d-\d\dT[\d:.]+(Z|\+00:00)|\"(resourceVersion|lastUpdateTime)\": ?\"[^\"]*\"")
 _REASONS = {409: "Conflict", 410: "Expired", 429: "TooManyRequests", 500: "InternalError"}
@@ -69,7 +66,7 @@ class InjectedFault:
     """Called at that moment, for example to kill the client."""
 
 
-class FaultProxy:
+class FaultProxy(Proxy):
     """A context manager.
 
     Args:
@@ -81,37 +78,24 @@ class FaultProxy:
     def __init__(
         self, state: StateFolder, server: int, choose: Callable[[ProxiedRequest], InjectedFault | None]
     ) -> None:
-        self._state = state
+        serving = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        serving.load_cert_chain(state.pki / "tls.crt", state.pki / "tls.key")
+        upstream = ssl.create_default_context(cafile=str(state.pki / "ca.crt"))
+        super().__init__("fault proxy", body_bytes=1 << 24, upstream=upstream, serving=serving)
         self._server = f"https://127.0.0.1:{server}"
         self._choose = choose
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="fault proxy", daemon=True)
         self._streams: dict[asyncio.Task[Any], str] = {}
         self._gaps: dict[str, asyncio.Event] = {}
         self._lags: Mapping[str, float] = {}
         self._held: dict[str, asyncio.Event] = {}
-        self.port = 0
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        self._run(self._start())
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._run(self._stop())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
 
     def forget(self, path: str) -> None:
         """Ends the watches of that collection with 410, and blocks lists and watches of it until ``remember``."""
-        self._run(self._forget(path))
+        self.run(self._forget(path))
 
     def remember(self, path: str) -> None:
         """Ends the gap that ``forget`` began."""
-        self._loop.call_soon_threadsafe(self._gaps.pop(path).set)
+        self.open(self._gaps.pop(path))
 
     def delay(self, lags: Mapping[str, float]) -> None:
         """Delays what the watches of these collections deliver by so many seconds from now on; others are prompt."""
@@ -119,7 +103,7 @@ class FaultProxy:
 
     def cut(self, path: str) -> None:
         """Resets the connections of the watches of that collection."""
-        self._run(self._cut(path))
+        self.run(self._cut(path))
 
     @contextmanager
     def held(self, text: str) -> Iterator[None]:
@@ -129,38 +113,14 @@ class FaultProxy:
             yield
         finally:
             del self._held[text]
-            self._loop.call_soon_threadsafe(gate.set)
+            self.open(gate)
 
     # --- internals ------------------------------------------------------------------------------------------
 
-    def _run[T](self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-    async def _start(self) -> None:
-        upstream = ssl.create_default_context(cafile=str(self._state.pki / "ca.crt"))
-        serving = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        serving.load_cert_chain(self._state.pki / "tls.crt", self._state.pki / "tls.key")
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, ssl=upstream),
-            auto_decompress=False,
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=5),
-        )
-        app = web.Application(client_max_size=1 << 24)
-        app.router.add_route("*", "/{path:.*}", self._serve)
-        # the watches of a killed client end with it
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0, handler_cancellation=True)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0, ssl_context=serving)
-        await site.start()
-        self.port = self._runner.addresses[0][1]
-
-    async def _stop(self) -> None:
+    async def stop(self) -> None:
         for stream in self._streams:
             stream.cancel()
-        await self._runner.cleanup()
-        await self._session.close()
-        # cancelled streams close their sockets in the next iteration of the loop
-        await asyncio.sleep(0)
+        await super().stop()
 
     async def _forget(self, path: str) -> None:
         self._gaps[path] = asyncio.Event()
@@ -171,7 +131,7 @@ class FaultProxy:
             if watched == path:
                 stream.cancel()
 
-    async def _serve(self, request: web.Request) -> web.StreamResponse:
+    async def answer(self, request: web.Request) -> web.StreamResponse:
         try:
             return await self._answer(request)
         except aiohttp.ClientConnectionError:
@@ -198,7 +158,7 @@ class FaultProxy:
             content = await answer.read()
         if fault:
             return self._strike(request, fault)
-        return web.Response(status=answer.status, headers=_passed_on(answer.headers), body=content)
+        return web.Response(status=answer.status, headers=end_to_end(answer.headers), body=content)
 
     async def _copy(self, source: aiohttp.StreamReader, target: web.StreamResponse, path: str) -> None:
         """Passes on the chunks in their order, each after the collection's delay."""
@@ -206,7 +166,7 @@ class FaultProxy:
 
         async def read() -> None:
             async for chunk in source.iter_any():
-                chunks.put_nowait((self._loop.time() + self._lags.get(path, 0.0), chunk))
+                chunks.put_nowait((self.loop.time() + self._lags.get(path, 0.0), chunk))
             chunks.put_nowait(None)
 
         try:
@@ -214,14 +174,14 @@ class FaultProxy:
                 group.create_task(read())
                 while (received := await chunks.get()) is not None:
                     due, chunk = received
-                    await asyncio.sleep(due - self._loop.time())
+                    await asyncio.sleep(due - self.loop.time())
                     await target.write(chunk)
         except* aiohttp.ClientError:
             pass  # either side has ended: a client that was killed, or the API server
 
     def _forward(self, request: web.Request, call: ProxiedRequest) -> "aiohttp.client._RequestContextManager":
-        headers = _passed_on(request.headers)
-        return self._session.request(
+        headers = end_to_end(request.headers)
+        return self.session.request(
             call.method, f"{self._server}{request.raw_path}", headers=headers, data=call.body or None
         )
 
@@ -237,7 +197,7 @@ class FaultProxy:
 
     async def _watch(self, request: web.Request, call: ProxiedRequest) -> web.StreamResponse:
         async with self._forward(request, call) as answer:
-            response = web.StreamResponse(status=answer.status, headers=_passed_on(answer.headers))
+            response = web.StreamResponse(status=answer.status, headers=end_to_end(answer.headers))
             await response.prepare(request)
             stream = asyncio.ensure_future(self._copy(answer.content, response, call.path))
             self._streams[stream] = call.path
@@ -253,10 +213,6 @@ class FaultProxy:
                 error = {"type": "ERROR", "object": _status(410)}
                 await response.write(json.dumps(error).encode() + b"\n")
         return response
-
-
-def _passed_on(headers: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in headers.items() if name.lower() not in _HOP}
 
 
 def _status(code: int) -> dict[str, object]:
