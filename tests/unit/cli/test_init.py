@@ -21,7 +21,7 @@ from finetune_operator.api.crd import job_crd, root_schema
 from finetune_operator.api.job import MAX_NAME_LENGTH, NAME_PATTERN
 from finetune_operator.api.method import Quantization
 from finetune_operator.cli.commands import app
-from finetune_operator.cli.connection import Connection
+from finetune_operator.cli.connect.connection import Connection
 from finetune_operator.cli.documents import read_documents
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.manifests.clone import cloned, next_names

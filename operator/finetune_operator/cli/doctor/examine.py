@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 import typer
 
-from finetune_operator.cli.connection import Connection
+from finetune_operator.cli.connect.connection import Connection
 from finetune_operator.cli.doctor.checks import findings
 from finetune_operator.cli.doctor.finding import Finding, State
 from finetune_operator.cli.doctor.probe import DEADLINE_SECONDS, LABEL, Probe, probes

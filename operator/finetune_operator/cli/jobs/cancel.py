@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 
 from finetune_contract import Stage
-from finetune_operator.cli import status_view
-from finetune_operator.cli.connection import Connection
+from finetune_operator.cli import job_status
+from finetune_operator.cli.connect.connection import Connection
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.jobs.edit import Write, name_of
 from finetune_operator.cli.printing import resource_name
@@ -19,8 +19,8 @@ async def jobs_to_cancel(connection: Connection, names: Sequence[str], *, write:
     jobs = [await connection.job(name) for name in dict.fromkeys(names)]
     found = []
     for job in jobs:
-        if status_view.ended(job) and not _ended_as_cancelled(job):
-            phase = status_view.phase_of(job)
+        if job_status.ended(job) and not _ended_as_cancelled(job):
+            phase = job_status.phase_of(job)
             write(f"{resource_name(job)} has ended ({phase}), so there is nothing to cancel")
         elif job["spec"].get("cancel"):
             write(f"{resource_name(job)} is cancelled already")
@@ -32,7 +32,7 @@ async def jobs_to_cancel(connection: Connection, names: Sequence[str], *, write:
 def consequences(jobs: Sequence[Object]) -> Iterator[str]:
     """Yields what cancelling does to each of the jobs, and what to do instead."""
     for job in jobs:
-        yield f"{name_of(job)} ({status_view.phase_of(job)}): {_consequence(job)}."
+        yield f"{name_of(job)} ({job_status.phase_of(job)}): {_consequence(job)}."
     yield (
         "This cannot be taken back. `finetune suspend` also frees the slices, and `finetune resume` continues the jobs."
     )
@@ -47,18 +47,18 @@ async def cancel_jobs(connection: Connection, jobs: Sequence[Object], *, write: 
                 f"The cluster's FineTuneJobs have no spec.cancel, so {name_of(job)} was not cancelled.",
                 fix="Its operator is older than this command: ask for an upgrade. `finetune suspend` frees the slice.",
             )
-        if status_view.phase_of(edited) in status_view.ENDED:
-            phase = status_view.phase_of(edited)
+        if job_status.phase_of(edited) in job_status.ENDED:
+            phase = job_status.phase_of(edited)
             write(f"{resource_name(job)} had ended meanwhile ({phase}), so cancelling it has no effect")
             continue
         write(f"{resource_name(job)} cancelled: {_consequence(job)}")
-        if folder := status_view.run_folder(job):
+        if folder := job_status.run_folder(job):
             write(f"  continue it in another job with spec.resumeFrom.runFolder: {folder}")
 
 
 def running_stage(job: Object) -> Stage | None:
     """Returns the stage of which an attempt runs; None if nothing of the job runs."""
-    status = status_view.status_of(job)
+    status = job_status.status_of(job)
     running = {each.get("name") for each in status.get("stages") or () if each.get("phase") == "Running"}
     if status.get("phase") not in ("Validating", "Running"):
         return None
@@ -75,5 +75,5 @@ def _consequence(job: Object) -> str:
 
 
 def _ended_as_cancelled(job: Object) -> bool:
-    failure = status_view.status_of(job).get("failure") or {}
+    failure = job_status.status_of(job).get("failure") or {}
     return bool(job["spec"].get("cancel")) and failure.get("reason") == "Cancelled"

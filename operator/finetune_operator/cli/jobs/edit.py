@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 
 from finetune_contract import Stage
-from finetune_operator.cli import status_view, text
-from finetune_operator.cli.connection import Connection
+from finetune_operator.cli import job_status, text
+from finetune_operator.cli.connect.connection import Connection
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.printing import resource_name
 from finetune_operator.cluster.port import ClusterError, Conflict
@@ -22,8 +22,8 @@ async def suspend_jobs(connection: Connection, names: Sequence[str], *, write: W
     """Sets spec.suspend. Raises CliError if a job has ended, is cancelled or does not exist; none is changed then."""
     jobs = [await connection.job(name) for name in names]
     for job in jobs:
-        if status_view.ended(job):
-            phase = status_view.phase_of(job)
+        if job_status.ended(job):
+            phase = job_status.phase_of(job)
             raise CliError(f"{name_of(job)} has ended ({phase}), so there is nothing to suspend.")
         if job["spec"].get("cancel"):
             raise CliError(f"{name_of(job)} is cancelled and ends, so there is nothing to suspend.")
@@ -62,10 +62,10 @@ async def _resumed(connection: Connection, name: str) -> str:
     if job["spec"].get("suspend"):
         await connection.edit(name, {"spec": {"suspend": False}})
         return f"{resource_name(job)} resumed"
-    if status_view.phase_of(job) == "Suspended":
+    if job_status.phase_of(job) == "Suspended":
         raise CliError(
             f"{name} is not suspended by spec.suspend: "
-            f"{text.one_line(status_view.status_of(job).get('summary', ''))}",
+            f"{text.one_line(job_status.status_of(job).get('summary', ''))}",
             fix=f"`finetune status {name}` shows what it waits for.",
         )
     return f"{resource_name(job)} is not suspended"
@@ -82,10 +82,10 @@ async def retry_jobs(
     """Raises spec.retry.generation by one. Raises CliError if a job has nothing to retry; none is changed then."""
     jobs = [await connection.job(name) for name in names]
     for job in jobs:
-        phase = status_view.phase_of(job)
+        phase = job_status.phase_of(job)
         if job["spec"].get("cancel"):
             raise CliError(f"{name_of(job)} is cancelled and cannot be retried.", fix=_CONTINUE)
-        if not status_view.ended(job):
+        if not job_status.ended(job):
             raise CliError(
                 f"{name_of(job)} has not ended ({phase}).",
                 fix="It retries faults by itself; `finetune watch` follows it.",
@@ -97,7 +97,7 @@ async def retry_jobs(
             )
     for job in jobs:
         given = (job["spec"].get("retry") or {}).get("generation") or 0
-        done = status_view.status_of(job).get("retryGeneration") or 0
+        done = job_status.status_of(job).get("retryGeneration") or 0
         retry = {"generation": max(given, done) + 1, "fromStage": from_stage}
         try:
             await connection.edit(

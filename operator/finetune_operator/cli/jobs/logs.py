@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from finetune_contract import RunFolder, Stage
 from finetune_contract.log_line import readable
 from finetune_operator.artifacts.port import ObjectStore, ObjectTooLarge
-from finetune_operator.cli import status_view, text
-from finetune_operator.cli.connection import Connection
+from finetune_operator.cli import job_status, text
+from finetune_operator.cli.connect.connection import Connection
 from finetune_operator.cli.errors import CliError
-from finetune_operator.cli.run_folder import explained
+from finetune_operator.cli.connect.store import explained
 from finetune_operator.cluster.port import JOBS, PODS, ClusterError
 from finetune_operator.objects import Object
 from finetune_operator.rendering import attempt_of
@@ -42,7 +42,7 @@ class LogSelection:
 
 def _numbers(job: Object) -> dict[Place, int]:
     """Returns the number that users see for every attempt in the status."""
-    status = status_view.status_of(job)
+    status = job_status.status_of(job)
     newest = [{**each, "stage": each["name"]} for each in status.get("stages") or []]
     record = [*((status.get("attempts") or {}).get("history") or []), *newest]
     return {
@@ -92,11 +92,11 @@ async def show_logs(
 
 def _over(job: Object, selection: LogSelection) -> bool:
     """Whether the selection will produce no further output."""
-    if status_view.is_current(job) and status_view.phase_of(job) in ("Succeeded", "Failed", "Planned"):
+    if job_status.is_current(job) and job_status.phase_of(job) in ("Succeeded", "Failed", "Planned"):
         return True
     if selection.stage is None:
         return False
-    for stage in status_view.status_of(job).get("stages") or []:
+    for stage in job_status.status_of(job).get("stages") or []:
         if stage.get("name") == selection.stage:
             current = int(stage.get("attempt") or 0)
             passed = selection.attempt is not None and current > selection.attempt
@@ -204,7 +204,7 @@ async def _follow(
 
 async def kept_log(job: Object, selection: LogSelection, store: ObjectStore) -> str:
     """Returns the end of an attempt's log that the trainer stored in the run folder. Raises CliError if it has none."""
-    status = status_view.status_of(job)
+    status = job_status.status_of(job)
     folder = (status.get("resolved") or {}).get("runFolder")
     if not folder:
         raise CliError(

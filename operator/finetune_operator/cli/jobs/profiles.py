@@ -9,7 +9,7 @@ from typing import Any
 
 from finetune_operator.api.conditions import stored_condition
 from finetune_operator.cli import text
-from finetune_operator.cli.connection import Connection
+from finetune_operator.cli.connect.connection import Connection
 from finetune_operator.cli.errors import CliError, close_names
 from finetune_operator.cli.monthly_budget import known_text, monthly_limit, newest_budgets
 from finetune_operator.cli.printing import object_text

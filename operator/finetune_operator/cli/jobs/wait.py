@@ -4,8 +4,8 @@ import asyncio
 import re
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 
-from finetune_operator.cli import status_view, text
-from finetune_operator.cli.connection import Connection
+from finetune_operator.cli import job_status, text
+from finetune_operator.cli.connect.connection import Connection
 from finetune_operator.cli.errors import WRONG_ARGUMENT, CliError
 from finetune_operator.cli.jobs.watch import EXIT_CODES, job_states
 from finetune_operator.cluster.port import ClusterError
@@ -41,11 +41,11 @@ async def wait_for(
 
     async def one(name: str) -> None:
         async for job in job_states(connection, name):
-            phase = phases[name] = status_view.phase_of(job)
-            if status_view.ended(job):
+            phase = phases[name] = job_status.phase_of(job)
+            if job_status.ended(job):
                 codes[name] = EXIT_CODES[phase]
                 write(
-                    text.one_line(f"{name} {phase}: {status_view.status_of(job).get('summary', '')}").rstrip(
+                    text.one_line(f"{name} {phase}: {job_status.status_of(job).get('summary', '')}").rstrip(
                         ": "
                     )
                 )
@@ -55,7 +55,7 @@ async def wait_for(
         async with limit:
             for name in phases:
                 # Raises an error with similar names.
-                phases[name] = status_view.phase_of(await connection.job(name))
+                phases[name] = job_status.phase_of(await connection.job(name))
             await _all(one, phases)
     except (TimeoutError, CliError, ClusterError, OSError):
         # What a request raises while it is cancelled is no error of the jobs.

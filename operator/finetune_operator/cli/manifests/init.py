@@ -23,7 +23,7 @@ from finetune_operator.cli.yaml_text import yaml_text
 from finetune_operator.objects import Object
 
 if TYPE_CHECKING:
-    from finetune_operator.cli.connection import Connection
+    from finetune_operator.cli.connect.connection import Connection
 
 #: Flags whose values are places of models and data.
 _ADDRESSES = ("--model", "--dataset", "--validation")

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 from markupsafe import Markup
 
 from finetune_operator.cli import text
-from finetune_operator.cli.compare_page import TONES, contrast_words
-from finetune_operator.cli.compare_view import about_text, seconds_text, value_text
+from finetune_operator.cli.results.compare_page import TONES, contrast_words
+from finetune_operator.cli.results.compare_view import about_text, seconds_text, value_text
 from finetune_operator.results.pages.axis import number_text
 from finetune_operator.results.pages.chart import line_chart
 from finetune_operator.results.pages.document import render

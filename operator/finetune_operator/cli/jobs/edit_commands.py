@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from finetune_operator.cli.app import INTERVENE, echo
-from finetune_operator.cli.options import (
+from finetune_operator.cli.connect.options import (
     AllNamespaces,
     ClusterOptions,
     Names,

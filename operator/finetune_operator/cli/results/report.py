@@ -6,10 +6,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from finetune_operator.artifacts.port import ObjectStore
-from finetune_operator.cli.connection import Connection
-from finetune_operator.cli.options import ClusterOptions
+from finetune_operator.cli.connect.connection import Connection
+from finetune_operator.cli.connect.options import ClusterOptions
 from finetune_operator.cli.output_file import save
-from finetune_operator.cli.run_folder import existing_job, explained, run_at
+from finetune_operator.cli.connect.store import explained
+from finetune_operator.cli.results.run_folder import existing_job, run_at
 from finetune_operator.results.reader import records_at, records_of_job
 from finetune_operator.results.records import RunRecords
 from finetune_operator.results.report.build import report_of

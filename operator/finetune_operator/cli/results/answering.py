@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from finetune_operator.cli import text
-from finetune_operator.cli.adapter import AdapterConfig
+from finetune_operator.cli.results.adapter import AdapterConfig
 from finetune_operator.cli.errors import CliError
 
 _PROGRAM = Path(__file__).with_name("answer.py")

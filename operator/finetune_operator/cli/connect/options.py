@@ -15,7 +15,7 @@ from finetune_operator.cli.errors import CliError
 
 if TYPE_CHECKING:
     from finetune_contract import Stage
-    from finetune_operator.cli.connection import Connection
+    from finetune_operator.cli.connect.connection import Connection
 
 #: Limit of a completion: a shell waits for it.
 _COMPLETION_SECONDS = 3.0
@@ -153,7 +153,7 @@ class ClusterOptions:
 
     def run[T](self, command: Callable[["Connection"], Awaitable[T]], *, seconds: float | None = None) -> T:
         """Runs one command against the cluster. Raises TimeoutError after ``seconds``, CliError and what it raises."""
-        from finetune_operator.cli.connect import connect
+        from finetune_operator.cli.connect.cluster import connect
 
         async def run() -> T:
             path = str(self.kubeconfig) if self.kubeconfig else None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from finetune_operator.cli.app import BEFORE, app, echo, print_error
-from finetune_operator.cli.options import (
+from finetune_operator.cli.connect.options import (
     ClusterOptions,
     ManifestFiles,
     ManifestNamespace,
