@@ -35,6 +35,7 @@ async def connect(
             connection = Connection(
                 found.configuration,
                 namespace or found.namespace,
+                context=found.name,
                 options=_options(path, found.name, user),
                 renew=renew,
             )

@@ -49,6 +49,7 @@ class Connection(ApiServerClient):
         configuration: Configuration,
         namespace: str,
         *,
+        context: str = "",
         options: Sequence[str] = (),
         renew: Renew | None = None,
         sleep: Sleep = asyncio.sleep,
@@ -58,12 +59,14 @@ class Connection(ApiServerClient):
         Args:
             configuration: the API server and the credentials.
             namespace: of the jobs.
+            context: name of the kubeconfig's context; empty in a pod.
             options: with which another command reaches the same cluster as the same user.
             renew: returns a configuration with new credentials; None: there are no others.
             sleep: waits between two requests.
         """
         super().__init__(configuration)
         self.namespace = namespace
+        self.context = context
         self.options = options
         self.server = str(configuration.host)
         self._new_credentials = renew

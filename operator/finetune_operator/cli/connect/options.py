@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from finetune_contract import Stage
     from finetune_operator.cli.connect.connection import Connection
 
-#: Limit of a completion: a shell waits for it.
-_COMPLETION_SECONDS = 3.0
+#: Limit of a question that a command can do without, or a shell waits for.
+_SECONDS = 3.0
 
 
 def complete_names(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -47,7 +47,7 @@ def _completions(
 ) -> list[str]:
     given = {name: ctx.params.get(name) for name in _CLUSTER_OPTIONS}
     try:
-        found = ClusterOptions(**given).run(names, seconds=_COMPLETION_SECONDS)
+        found = ClusterOptions(**given).run(names, seconds=_SECONDS)
         return [name for name in found if name.startswith(incomplete)]
     except (CliError, TimeoutError):
         return []
@@ -166,6 +166,18 @@ class ClusterOptions:
                 return await command(connection)
 
         return asyncio.run(run())
+
+    def ask[T](self, question: Callable[["Connection"], Awaitable[T]]) -> T | None:
+        """Asks what a command can do without. Returns None if no cluster answers in 3 s.
+
+        Raises CliError if the options name a cluster that cannot be asked.
+        """
+        try:
+            return self.run(question, seconds=_SECONDS)
+        except (CliError, TimeoutError) as error:
+            if isinstance(error, CliError) and (self.kubeconfig or self.context or self.user):
+                raise
+            return None
 
 
 _CLUSTER_OPTIONS = {"namespace": Namespace, "kubeconfig": Kubeconfig, "context": Context, "user": User}

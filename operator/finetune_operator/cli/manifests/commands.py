@@ -1,4 +1,4 @@
-"""Commands on manifests, without a cluster: init, plan, validate."""
+"""Commands on manifests: init, plan, validate."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -173,7 +173,7 @@ class PlanOutput(StrEnum):
     YAML = "yaml"
 
 
-@app.command(rich_help_panel=BEFORE)
+@cluster_command(BEFORE)
 def plan(  # noqa: PLR0917
     files: ManifestFiles,
     more: MoreFiles = None,
@@ -182,7 +182,7 @@ def plan(  # noqa: PLR0917
         Path | None,
         typer.Option(
             "--profile",
-            help="Manifest of the FineTuneProfile; default: the one among the other manifests.",
+            help="Manifest of the FineTuneProfile. Default: the one among the other manifests, or else the cluster's.",
             metavar="FILE",
         ),
     ] = None,
@@ -213,11 +213,24 @@ def plan(  # noqa: PLR0917
             "--output", "-o", help="json: facts and JobSets; yaml: every JobSet, one document each."
         ),
     ] = PlanOutput.TEXT,
-    namespace: ManifestNamespace = None,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Do not ask a cluster for the profile.")
+    ] = False,
+    namespace: Annotated[
+        str | None,
+        typer.Option(
+            "--namespace",
+            "-n",
+            help="Of a job whose manifest names none; else it is default, or the context's if a cluster is asked.",
+            metavar="NS",
+        ),
+    ] = None,
+    *,
+    cluster: ClusterOptions,
 ) -> None:
-    """Show what jobs would do, without a cluster: stages, TPU and the reason for it, batch size, names, run folder.
-    Exit code 1 if a job would be refused."""
-    from finetune_operator.cli.manifests.plan import planned_jobs, shown_plans
+    """Show what jobs would do: stages, TPU and the reason for it, batch size, names, run folder. Needs no cluster if the
+    profile is among the manifests. Exit code 1 if a job would be refused."""
+    from finetune_operator.cli.manifests.plan import cluster_profiles, planned_jobs, shown_plans
     from finetune_operator.cli.manifests.plan_report import KnownInputs, read_model_config
     from finetune_operator.cli.text import plain
 
@@ -229,7 +242,11 @@ def plan(  # noqa: PLR0917
         namespace,
         recursive=recursive,
         known=KnownInputs(model=model, rows=rows, past=past),
+        ask=lambda: None if offline else cluster.ask(cluster_profiles),
     )
+    if found.cluster:
+        names = ", ".join(dict.fromkeys(found.profiles))
+        echo(plain(f"{f'Profile {names}' if names else 'No profile'} of {found.cluster}."), err=True)
     if found.jobs:
         echo(shown_plans(found.jobs, output.value))
     for error in found.errors:
