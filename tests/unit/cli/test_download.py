@@ -22,8 +22,8 @@ from finetune_operator.artifacts.port import (
     StorageUnavailable,
 )
 from finetune_operator.artifacts.shared_store import SharedStore
-from finetune_operator.cli.results import download as download_module
 from finetune_operator.cli.commands import app
+from finetune_operator.cli.results import download as download_module
 from finetune_operator.cli.results.target_folder import TargetFolder
 from tests.unit.cli.exported import (
     ADAPTER,

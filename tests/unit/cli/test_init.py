@@ -24,8 +24,7 @@ from finetune_operator.cli.commands import app
 from finetune_operator.cli.connect.connection import Connection
 from finetune_operator.cli.documents import read_documents
 from finetune_operator.cli.errors import CliError
-from finetune_operator.cli.manifests.clone import cloned, next_names
-from finetune_operator.cli.manifests.init import cloned_manifest, new_manifest
+from finetune_operator.cli.manifests.init import cloned, cloned_manifest, new_manifest, next_names
 from finetune_operator.cli.manifests.new_job import NewJob, faults, manifest_text, name_for
 from finetune_operator.cli.output_file import save
 from finetune_operator.cli.questions import Questions

@@ -501,7 +501,10 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]
 
 def planned(folder: Path, *options: object, **metadata: str) -> Result:
     """Of a job without a profile in its file, and without a namespace unless ``metadata`` has one."""
-    spec = {"datasets": {"train": [{"uri": "gs://my-project-data/team-a/chat.jsonl"}]}, "method": {"type": "SFT"}}
+    spec = {
+        "datasets": {"train": [{"uri": "gs://my-project-data/team-a/chat.jsonl"}]},
+        "method": {"type": "SFT"},
+    }
     job = {
         "apiVersion": "tpu-finetune.dev/v1alpha1",
         "kind": "FineTuneJob",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -99,14 +99,8 @@ Context = Annotated[
     str | None, typer.Option("--context", help="Context of the kubeconfig; default: its current one.")
 ]
 User = Annotated[str | None, typer.Option("--as", help="User to impersonate, as in kubectl.", metavar="USER")]
-
-
-class ObjectOutput(StrEnum):
-    """Output formats of whole objects."""
-
-    JSON = "json"
-    YAML = "yaml"
-    NAME = "name"
+ObjectOutput = Literal["json", "yaml", "name"]
+"""Output formats of whole objects."""
 
 
 class ExportName(StrEnum):

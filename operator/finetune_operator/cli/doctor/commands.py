@@ -1,18 +1,11 @@
 """The command ``doctor``."""
 
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from finetune_operator.cli.app import BEFORE, echo
 from finetune_operator.cli.connect.options import ClusterOptions, OperatorNamespace, cluster_command
-
-
-class DoctorOutput(StrEnum):
-    """Output formats of ``doctor``."""
-
-    JSON = "json"
 
 
 @cluster_command(BEFORE)
@@ -26,7 +19,7 @@ def doctor(
         ),
     ] = False,
     output: Annotated[
-        DoctorOutput | None, typer.Option("--output", "-o", help="Default: a line for each finding.")
+        Literal["json"] | None, typer.Option("--output", "-o", help="Default: a line for each finding.")
     ] = None,
     *,
     cluster: ClusterOptions,

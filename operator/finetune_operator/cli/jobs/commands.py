@@ -1,8 +1,7 @@
 """Commands that read jobs, profiles and costs: profiles, list, status, watch, wait, logs, explain, costs."""
 
 import asyncio
-from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -38,21 +37,13 @@ def profiles(
     cluster.run(lambda connection: show_profiles(connection, name, output, echo))
 
 
-class ListOutput(StrEnum):
-    """Output formats of ``list``."""
-
-    WIDE = "wide"
-    NAME = "name"
-    JSON = "json"
-    YAML = "yaml"
-
-
 @cluster_command(WHILE, name="list")
 def list_jobs(
     all_namespaces: AllNamespaces = False,
     selector: Selector = None,
     output: Annotated[
-        ListOutput | None, typer.Option("--output", "-o", help="Default: a table; wide: more columns.")
+        Literal["wide", "name", "json", "yaml"] | None,
+        typer.Option("--output", "-o", help="Default: a table; wide: more columns."),
     ] = None,
     *,
     cluster: ClusterOptions,
@@ -136,8 +127,8 @@ def logs(
     cluster: ClusterOptions,
 ) -> None:
     """Print the logs of a stage's pods, or the stored end of the log after the pods are deleted."""
-    from finetune_operator.cli.jobs.logs import LogSelection, show_logs
     from finetune_operator.cli.connect.store import caller_store
+    from finetune_operator.cli.jobs.logs import LogSelection, show_logs
 
     selection = LogSelection(stage=stage, attempt=attempt)
     cluster.run(
@@ -159,13 +150,6 @@ def explain(
 
     for line in explained(reason):
         echo(line)
-
-
-class CostsOutput(StrEnum):
-    """Output formats of ``costs``."""
-
-    WIDE = "wide"
-    JSON = "json"
 
 
 @cluster_command(AFTER)
@@ -193,7 +177,7 @@ def costs(  # noqa: PLR0917  typer passes options by name
     ] = None,
     operator_namespace: OperatorNamespace = "finetune-system",
     output: Annotated[
-        CostsOutput | None,
+        Literal["wide", "json"] | None,
         typer.Option("--output", "-o", help="Default: a table; wide: hours by capacity; json: exact."),
     ] = None,
     namespace: Annotated[

@@ -9,8 +9,8 @@ from finetune_contract.log_line import readable
 from finetune_operator.artifacts.port import ObjectStore, ObjectTooLarge
 from finetune_operator.cli import job_status, text
 from finetune_operator.cli.connect.connection import Connection
-from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.connect.store import explained
+from finetune_operator.cli.errors import CliError
 from finetune_operator.cluster.port import JOBS, PODS, ClusterError
 from finetune_operator.objects import Object
 from finetune_operator.rendering import attempt_of
@@ -92,7 +92,7 @@ async def show_logs(
 
 def _over(job: Object, selection: LogSelection) -> bool:
     """Whether the selection will produce no further output."""
-    if job_status.is_current(job) and job_status.phase_of(job) in ("Succeeded", "Failed", "Planned"):
+    if job_status.ended(job):
         return True
     if selection.stage is None:
         return False

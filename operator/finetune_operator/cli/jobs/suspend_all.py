@@ -10,8 +10,7 @@ from finetune_contract import Stage
 from finetune_operator.cli import job_status
 from finetune_operator.cli.connect.connection import Connection
 from finetune_operator.cli.errors import CliError
-from finetune_operator.cli.jobs.cancel import running_stage
-from finetune_operator.cli.jobs.edit import Write
+from finetune_operator.cli.jobs.edit import Write, running_stage
 from finetune_operator.cluster.port import ClusterError, NotFound
 from finetune_operator.objects import Object
 

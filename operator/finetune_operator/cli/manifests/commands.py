@@ -1,8 +1,7 @@
 """Commands on manifests: init, plan, validate."""
 
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -165,14 +164,6 @@ def init(  # noqa: PLR0917  typer passes options by name
     show_next(text, output, lambda line: echo(line, err=True))
 
 
-class PlanOutput(StrEnum):
-    """Output formats of ``plan``."""
-
-    TEXT = "text"
-    JSON = "json"
-    YAML = "yaml"
-
-
 @cluster_command(BEFORE)
 def plan(  # noqa: PLR0917
     files: ManifestFiles,
@@ -208,14 +199,12 @@ def plan(  # noqa: PLR0917
         ),
     ] = None,
     output: Annotated[
-        PlanOutput,
+        Literal["text", "json", "yaml"],
         typer.Option(
             "--output", "-o", help="json: facts and JobSets; yaml: every JobSet, one document each."
         ),
-    ] = PlanOutput.TEXT,
-    offline: Annotated[
-        bool, typer.Option("--offline", help="Do not ask a cluster for the profile.")
-    ] = False,
+    ] = "text",
+    offline: Annotated[bool, typer.Option("--offline", help="Do not ask a cluster for the profile.")] = False,
     namespace: Annotated[
         str | None,
         typer.Option(
@@ -228,8 +217,8 @@ def plan(  # noqa: PLR0917
     *,
     cluster: ClusterOptions,
 ) -> None:
-    """Show what jobs would do: stages, TPU and the reason for it, batch size, names, run folder. Needs no cluster if the
-    profile is among the manifests. Exit code 1 if a job would be refused."""
+    """Show what jobs would do: stages, TPU and the reason for it, batch size, names, run folder. Exit code 1 if a job
+    would be refused. Needs no cluster if the profile is among the manifests."""
     from finetune_operator.cli.manifests.plan import cluster_profiles, planned_jobs, shown_plans
     from finetune_operator.cli.manifests.plan_report import KnownInputs, read_model_config
     from finetune_operator.cli.text import plain
@@ -248,10 +237,10 @@ def plan(  # noqa: PLR0917
         names = ", ".join(dict.fromkeys(found.profiles))
         echo(plain(f"{f'Profile {names}' if names else 'No profile'} of {found.cluster}."), err=True)
     if found.jobs:
-        echo(shown_plans(found.jobs, output.value))
+        echo(shown_plans(found.jobs, output))
     for error in found.errors:
         print_error(error)
-    if found.skipped and output is PlanOutput.TEXT:
+    if found.skipped and output == "text":
         echo(plain(found.skipped), err=True)
     if found.errors:
         raise typer.Exit(1)

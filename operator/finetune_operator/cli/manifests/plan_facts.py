@@ -83,7 +83,7 @@ def facts(report: PlanReport) -> dict[str, Any]:
             "pastRuns": _past(report),
         },
         "cost": _cost(report),
-        "unknown": [{"what": each.what, "learn": each.learn} for each in report.unknown],
+        "unknown": [{"what": what, "learn": learn} for what, learn in report.unknown],
     }
     if report.monthly_chip_hours is not None:
         found["monthlyChipHours"] = report.monthly_chip_hours

@@ -86,7 +86,7 @@ def _facts(report: PlanReport) -> Iterator[tuple[str, Iterable[str]]]:
     later = sorted({note for jobset in report.job.jobsets for note in _later(jobset)})
     yield "Known later", ["; ".join(later)] if later else []
     yield "Not checked", [report.job.remark] if report.job.remark else []
-    yield "Unknown", (f"{each.what}: {each.learn}" for each in report.unknown)
+    yield "Unknown", map(": ".join, report.unknown)
 
 
 def _considered(report: PlanReport) -> Iterator[str]:

@@ -51,6 +51,7 @@ def compare(
     cluster: ClusterOptions,
 ) -> None:
     """Compare evaluated jobs: metrics on the same rows with intervals, answers, settings, cost and time."""
+    from finetune_operator.cli.connect.store import caller_store
     from finetune_operator.cli.results.compare import (
         check_output,
         comparison_of,
@@ -58,7 +59,6 @@ def compare(
         records_of,
         show_comparison,
     )
-    from finetune_operator.cli.connect.store import caller_store
 
     check_output(output, force=force)
     store = caller_store()
@@ -82,14 +82,13 @@ def report(
     cluster: ClusterOptions,
 ) -> None:
     """Write one HTML page about a job, in any state: curves, time and cost, data, answers, attempts, files."""
-    from finetune_operator.cli.output_file import refuse_existing, require_pages
-    from finetune_operator.cli.results.report import STDOUT, file_of, read_report, write_page
     from finetune_operator.cli.connect.store import caller_store
+    from finetune_operator.cli.output_file import refuse_existing, require_pages
     from finetune_operator.cli.results.run_folder import require_one
 
     require_one(name, run)
     require_pages()
-    from finetune_operator.cli.results.report_page import report_page
+    from finetune_operator.cli.results.report import STDOUT, file_of, read_report, report_page, write_page
 
     file = output or file_of(name, run)
     if file != STDOUT and not force:

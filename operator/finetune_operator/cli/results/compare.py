@@ -11,10 +11,10 @@ from rich.text import Text
 
 from finetune_operator.artifacts.port import ObjectStore
 from finetune_operator.cli.app import echo
-from finetune_operator.cli.results.compare_view import Line, comparison_lines
 from finetune_operator.cli.connect.connection import Connection
-from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.connect.store import explained
+from finetune_operator.cli.errors import CliError
+from finetune_operator.cli.results.compare_view import Line, comparison_lines
 from finetune_operator.cli.text import one_line
 from finetune_operator.results.comparison.compare import MOST_RUNS, compared
 from finetune_operator.results.comparison.model import Comparison
@@ -54,8 +54,8 @@ def show_comparison(comparison: Comparison, output: str, *, force: bool) -> None
         # In ASCII, since its texts come from run folders.
         echo(json.dumps(json.loads(comparison.model_dump_json(by_alias=True)), indent=2))
     else:
-        from finetune_operator.cli.results.compare_page import comparison_page
         from finetune_operator.cli.output_file import save
+        from finetune_operator.cli.results.compare_page import comparison_page
 
         file = output.partition("=")[2]
         save(comparison_page(comparison), Path(file), force=force)

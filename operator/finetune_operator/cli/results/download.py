@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
 from finetune_operator.artifacts.port import ObjectStore, StorageError
-from finetune_operator.cli.results.adapter import read_adapter
-from finetune_operator.cli.errors import CliError
-from finetune_operator.cli.results.exports import ExportedFolder, open_export
 from finetune_operator.cli.connect.options import ExportName
 from finetune_operator.cli.connect.store import caller_store, explained
+from finetune_operator.cli.errors import CliError
+from finetune_operator.cli.results.adapter import read_adapter
+from finetune_operator.cli.results.exports import ExportedFolder, open_export
 from finetune_operator.cli.results.run_folder import JobRun
 from finetune_operator.cli.results.target_folder import ByteCount, PartialFile, TargetFolder
 from finetune_operator.results.model_manifest import MANIFEST, ManifestFile, sha256_of

@@ -8,9 +8,9 @@ from pydantic import ValidationError
 from finetune_contract import ExportOutcome
 from finetune_operator.artifacts.port import ObjectStore, ObjectTooLarge
 from finetune_operator.cli import job_status, text
-from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.connect.options import ExportName
 from finetune_operator.cli.connect.store import explained
+from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.results.run_folder import JobRun
 from finetune_operator.objects import Object
 from finetune_operator.results.model_manifest import (

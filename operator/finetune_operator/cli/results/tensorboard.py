@@ -12,8 +12,8 @@ from typing import BinaryIO
 
 from finetune_operator.artifacts.port import ListingTooLarge, ObjectStore
 from finetune_operator.cli import job_status, text
-from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.connect.store import explained
+from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.results.run_folder import JobRun
 from finetune_operator.results.model_manifest import is_safe
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from operator import itemgetter
 
 from finetune_contract import ExitCode, Failure, FailureClass, Outcome, Stage, TrainOutcome
@@ -106,15 +107,11 @@ def _attempt(records: AttemptRecords, entry: Object, *, runs: bool) -> AttemptRe
 
 def _eviction(stage: Stage, number: int, entry: Object) -> AttemptReport:
     """Returns a run of an attempt that a queue has ended, or an attempt whose JobSet is not known."""
-    return AttemptReport(
+    evicted = text_at(entry, "class") == FailureClass.QUOTA
+    return replace(
+        _attempt(AttemptRecords(stage=stage, number=number), entry, runs=False),
         name=f"{stage}, attempt {number}",
-        outcome="Evicted" if text_at(entry, "class") == FailureClass.QUOTA else _ended(entry),
-        failure_class=text_at(entry, "class"),
-        reason=text_at(entry, "reason"),
-        node=text_at(entry, "node"),
-        start_step=whole_at(entry, "startStep"),
-        end_step=whole_at(entry, "endStep"),
-        lost_steps=whole_at(entry, "lostSteps"),
+        outcome="Evicted" if evicted else _ended(entry),
     )
 
 

@@ -10,6 +10,7 @@ from datetime import datetime
 from finetune_contract import Artifact, BenchmarkReport, DataReport, GateOutcome, Sample
 from finetune_operator.results.comparison.model import Change, ComparedJob, MetricComparison
 from finetune_operator.results.model_manifest import ManifestFile
+from finetune_operator.results.pages.series import Series
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,26 +85,14 @@ class TimeAndCost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NamedPoints:
-    """One line of a chart."""
-
-    name: str
-    points: Sequence[tuple[int, float]]
-    """Step and value of each measurement in the order of the steps; a value may be NaN or infinite."""
-    not_finite: int = 0
-    """Number of values that are NaN or infinite."""
-    first_not_finite: int | None = None
-    """The first step with such a value."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MetricCurve:
     """A chart over the steps of the training."""
 
     title: str
     unit: str
     """Unit of the values; empty for a number without unit."""
-    series: Sequence[NamedPoints]
+    series: Sequence[Series]
+    """Of each measurement the step and the value, which may be NaN or infinite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
