@@ -10,7 +10,7 @@ import pytest
 from finetune_contract import EvaluatedRow, Outcome, Stage
 from finetune_operator.results.comparison.model import Verdict
 from finetune_operator.results.records import AttemptRecords
-from finetune_operator.results.report.bounds import bounded
+from finetune_operator.results.report.model import bounded
 from finetune_operator.results.training_metrics import TrainingMetrics
 from tests.unit.comparison.runs import progress, results, row, rows, run
 from tests.unit.report.records import (
