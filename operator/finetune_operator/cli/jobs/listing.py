@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from finetune_operator.cli import job_status, text
 from finetune_operator.cli.connect.connection import Connection
 from finetune_operator.cli.jobs import status_view
-from finetune_operator.cli.printing import item_text, list_text, object_text, table
+from finetune_operator.cli.printing import item_text, list_text, table
 from finetune_operator.objects import Object
 
 _COLUMNS = ("NAME", "PHASE", "STAGE", "STEP", "ETA", "COST", "AGE")
@@ -75,7 +75,7 @@ async def show_status(
     """
     job = await connection.job(name)
     if output:
-        write(object_text([job], output, single=True))
+        write(item_text(job, output))
         return
     from rich.console import Console
 

@@ -9,7 +9,7 @@ from finetune_contract import ExportOutcome
 from finetune_operator.artifacts.port import ObjectStore, ObjectTooLarge
 from finetune_operator.cli import job_status, text
 from finetune_operator.cli.connect.options import ExportName
-from finetune_operator.cli.connect.store import explained
+from finetune_operator.cli.connect.store import explained, explanation
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.results.run_folder import JobRun
 from finetune_operator.objects import Object
@@ -88,13 +88,11 @@ async def _of_record(run: JobRun, store: ObjectStore) -> Mapping[ExportName, str
 
 
 async def _manifest(run: JobRun, uri: str, store: ObjectStore) -> bytes:
-    try:
-        with explained():
+    with explained():
+        try:
             content = await store.read(uri, limit=MANIFEST_LIMIT)
-    except CliError as error:
-        if isinstance(error.__cause__, ObjectTooLarge):
-            raise CliError(error.message, fix=_again(run)) from error
-        raise
+        except ObjectTooLarge as error:
+            raise CliError(explanation(error).message, fix=_again(run)) from error
     if content is None:
         raise CliError(
             f"The export is incomplete: there is no {uri}.",
