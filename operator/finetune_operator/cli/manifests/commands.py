@@ -217,8 +217,8 @@ def plan(  # noqa: PLR0917
     *,
     cluster: ClusterOptions,
 ) -> None:
-    """Show what jobs would do: stages, TPU and the reason for it, batch size, names, run folder. Exit code 1 if a job
-    would be refused. Needs no cluster if the profile is among the manifests."""
+    """Show what jobs would do: stages, TPU and the reason for it, batch size, names, run folder.
+    Exit code 1 if a job would be refused."""
     from finetune_operator.cli.manifests.plan import cluster_profiles, planned_jobs, shown_plans
     from finetune_operator.cli.manifests.plan_report import KnownInputs, read_model_config
     from finetune_operator.cli.text import plain

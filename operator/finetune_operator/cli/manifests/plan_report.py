@@ -98,10 +98,9 @@ class PlanReport:
             return None
         return self.steps.steps * self.step_seconds
 
-    @property
-    def chip_hours(self) -> float | None:
-        """Chip hours of :attr:`training_seconds`."""
-        return None if self.training_seconds is None else self.training_seconds * self.plan.chips / 3600
+    def chip_hours(self, seconds: float) -> float:
+        """Chip hours of a time on all chips of the job."""
+        return seconds * self.plan.chips / 3600
 
     @property
     def past_seconds(self) -> tuple[float, float, float] | None:
@@ -111,14 +110,6 @@ class PlanReport:
             return None
         each = self.past
         return each.low * self.steps.steps, each.median * self.steps.steps, each.high * self.steps.steps
-
-    @property
-    def past_chip_hours(self) -> tuple[float, float, float] | None:
-        """Chip hours of :attr:`past_seconds`."""
-        if self.past_seconds is None:
-            return None
-        low, median, high = (each * self.plan.chips / 3600 for each in self.past_seconds)
-        return low, median, high
 
 
 def report_of(job: PlannedJob, known: KnownInputs, where: str) -> PlanReport:

@@ -15,6 +15,7 @@ from finetune_operator.cli.connect.connection import Connection
 from finetune_operator.cli.connect.store import explained
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.results.compare_view import Line, comparison_lines
+from finetune_operator.cli.results.run_folder import existing_job
 from finetune_operator.cli.text import one_line
 from finetune_operator.results.comparison.compare import MOST_RUNS, compared
 from finetune_operator.results.comparison.model import Comparison
@@ -84,12 +85,8 @@ async def run_records(name: str, connection: Connection | None, store: ObjectSto
         if "://" in name:
             return await records_at(name, store)
         assert connection is not None, "jobs are read from a cluster"
-        try:
-            job = await connection.job(name)
-        except CliError as error:
-            advice = "A deleted job is compared by the URI of its run folder (gs://... or file:///...)."
-            raise CliError(error.message, fix=f"{error.fix} {advice}".strip()) from error
-        return await records_of_job(job, store)
+        advice = "A deleted job is compared by the URI of its run folder (gs://... or file:///...)."
+        return await records_of_job(await existing_job(connection, name, advice), store)
 
 
 async def records_of(

@@ -16,6 +16,8 @@ from finetune_operator.cli.connect.options import ClusterOptions
 from finetune_operator.cli.errors import CliError
 from finetune_operator.objects import Object
 
+_DELETED = "The run folder of a deleted job is still there: give it with --run URI."
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRun:
@@ -53,15 +55,12 @@ def find_runs(names: Sequence[str], uris: Sequence[str], cluster: ClusterOptions
     return [*map(run_of, found), *at_uris]
 
 
-async def existing_job(connection: Connection, name: str) -> Object:
-    """Returns the job. Raises CliError, which names ``--run`` for a deleted one."""
+async def existing_job(connection: Connection, name: str, advice: str = _DELETED) -> Object:
+    """Returns the job. Raises CliError with ``advice`` for a deleted one."""
     try:
         return await connection.job(name)
     except CliError as error:
-        raise CliError(
-            error.message,
-            fix=f"{error.fix} The run folder of a deleted job is still there: give it with --run URI.".lstrip(),
-        ) from error
+        raise CliError(error.message, fix=f"{error.fix} {advice}".lstrip()) from error
 
 
 def run_of(job: Object) -> JobRun:

@@ -9,6 +9,7 @@ from finetune_contract import ExitCode, Failure, FailureClass, Outcome, Stage, T
 from finetune_operator.objects import Object
 from finetune_operator.results.records import (
     MOST_ATTEMPTS,
+    AttemptPlace,
     AttemptRecords,
     RunRecords,
     list_at,
@@ -20,9 +21,6 @@ from finetune_operator.results.report.model import AttemptReport, Attempts
 
 _JOBSET = re.compile(r"-(?:prep|conv|train|eval|export)-([0-9]{1,6})$")
 _STAGES = tuple(Stage)
-
-type Key = tuple[Stage, int, int]
-"""Stage, number of the JobSet, restart."""
 
 
 def attempts(run: RunRecords) -> Attempts | None:
@@ -54,9 +52,9 @@ def attempts(run: RunRecords) -> Attempts | None:
     )
 
 
-def _history(counted: object) -> tuple[Mapping[Key, Object], Sequence[tuple[Stage, int, Object]]]:
+def _history(counted: object) -> tuple[Mapping[AttemptPlace, Object], Sequence[tuple[Stage, int, Object]]]:
     """Returns the entries of ``status.attempts.history``: of attempts, and of evictions, which name no JobSet."""
-    ended: dict[Key, Object] = {}
+    ended: dict[AttemptPlace, Object] = {}
     evictions: list[tuple[Stage, int, Object]] = []
     for entry in list_at(counted, "history"):
         name, number = lookup(entry, "stage"), whole_at(entry, "attempt")
@@ -138,7 +136,7 @@ def _class_of(failure: Failure | None) -> FailureClass | None:
     return None if failure is None or failure.code == ExitCode.STOPPED else failure.failure_class
 
 
-def _running(status: Object) -> Key | None:
+def _running(status: Object) -> AttemptPlace | None:
     """Returns the attempt that the status shows as running."""
     for stage in list_at(status, "stages"):
         name, match = lookup(stage, "name"), _JOBSET.search(text_at(stage, "jobSet") or "")
