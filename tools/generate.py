@@ -46,7 +46,9 @@ def generated_files() -> Mapping[str, str]:
         files[f"crds/{name}.yaml"] = f"# {_NOTICE}\n{_dump(crd)}"
         files[f"charts/finetune-operator/templates/crds/{plural}.yaml"] = _chart_template(crd)
     troubleshooting = (_REPOSITORY / "docs/troubleshooting.md").read_text(encoding="utf-8")
-    files["operator/finetune_operator/cli/reasons.csv"] = f"# {_REASONS_NOTICE}\n{reasons(troubleshooting)}"
+    files["operator/finetune_operator/cli/jobs/reasons.csv"] = (
+        f"# {_REASONS_NOTICE}\n{reasons(troubleshooting)}"
+    )
     files["docs/reference/api.md"] = f"<!-- {_NOTICE} -->\n\n{reference()}"
     files["docs/reference/engine-overrides.md"] = f"<!-- {_ENGINE_NOTICE} -->\n\n{engine_reference()}"
     files["examples/argo-cd/argocd-cm.yaml"] = (

@@ -17,7 +17,7 @@ from tests.doubles.local_cluster import LocalCluster
 
 OURS = """
 import asyncio, json, sys
-from finetune_operator.cli.connect import connect
+from finetune_operator.cli.connect.cluster import connect
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cluster.port import ResourceKind
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from finetune_contract import EvaluatedRow, Sample
-from finetune_operator.cli.compare_page import comparison_page
+from finetune_operator.cli.results.compare_page import comparison_page
 from finetune_operator.results.comparison.compare import compared
 from finetune_operator.results.pages import document
 from finetune_operator.results.pages.chart import line_chart

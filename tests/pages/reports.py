@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from finetune_contract import EvaluatedRow, Stage
-from finetune_operator.cli.report_page import report_page
+from finetune_operator.cli.results.report import report_page
 from finetune_operator.results.records import AttemptRecords, RunRecords
 from finetune_operator.results.report.build import report_of
 from tests.pages.hostile import HOSTILE

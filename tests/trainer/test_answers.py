@@ -17,7 +17,7 @@ from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 pytestmark = pytest.mark.reference
 
 ROOT = Path(__file__).parents[2]
-PROGRAM = ROOT / "operator/finetune_operator/cli/answer.py"
+PROGRAM = ROOT / "operator/finetune_operator/cli/results/answer.py"
 #: Weights so large that each of them changes the answer.
 MODEL = TinyModelSpec(dtype="float32", std=0.3)
 RANK, ALPHA = 4, 8.0

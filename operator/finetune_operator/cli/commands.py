@@ -3,8 +3,11 @@
 import sys
 from importlib.util import find_spec, module_from_spec
 
-from finetune_operator.cli import manifest_commands, job_commands, lookup_commands, result_commands  # isort: skip  # noqa: F401
-from finetune_operator.cli import edit_commands  # isort: skip  # noqa: F401
+from finetune_operator.cli.manifests import commands as _manifests  # isort: skip  # noqa: F401
+from finetune_operator.cli.jobs import commands as _jobs  # isort: skip  # noqa: F401
+from finetune_operator.cli.doctor import commands as _doctor  # isort: skip  # noqa: F401
+from finetune_operator.cli.results import commands as _results  # isort: skip  # noqa: F401
+from finetune_operator.cli.jobs import edit_commands as _edits  # isort: skip  # noqa: F401
 from finetune_operator.cli.app import app
 
 __all__ = ["app"]

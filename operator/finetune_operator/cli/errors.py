@@ -1,6 +1,8 @@
 """Errors of the command line."""
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from difflib import get_close_matches
 
 #: Exit code of a wrong argument, as of those that typer itself refuses.
@@ -33,3 +35,13 @@ def close_names(name: str, known: Iterable[str]) -> str:
         return f"Did you mean {' or '.join(close)}?"
     shown = ", ".join(names[:8])
     return f"Available: {shown}{' …' if len(names) > 8 else ''}."
+
+
+@asynccontextmanager
+async def task_group() -> AsyncIterator[asyncio.TaskGroup]:
+    """Opens a TaskGroup whose first error is raised itself, not in a group."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            yield group
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None

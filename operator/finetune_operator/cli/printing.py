@@ -14,18 +14,6 @@ _JSON_LIST = json.dumps(_LIST, indent=_INDENT)
 _YAML_LIST = "apiVersion: v1\nkind: List\nmetadata:\n  resourceVersion: ''\nitems:"
 
 
-def object_text(objects: Sequence[Object], output: str, *, single: bool = False) -> str:
-    """Returns objects as ``json``, ``yaml`` or ``name``.
-
-    Args:
-        objects: whole objects, of one kind.
-        output: the format.
-        single: whether to print the only object itself instead of a List.
-    """
-    items = [item_text(each, output) for each in objects]
-    return items[0] if single else list_text(items, output)
-
-
 def item_text(item: Object, output: str) -> str:
     """Returns an object as ``json``, ``yaml`` or ``name``, as kubectl does without its managed fields."""
     if output == "name":

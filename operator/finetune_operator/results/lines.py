@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from io import BytesIO
 
 from pydantic import ValidationError
 
@@ -32,20 +33,15 @@ def parse_lines(
     if content.count(b"\n") > most_lines:
         raise ValueError(f"more than {most_lines:,} lines")
     rejected, first_fault = 0, ""
-    begin, number = 0, 0
-    while begin < len(content):
-        end = content.find(b"\n", begin)
-        end = len(content) if end < 0 else end
-        number += 1
+    for number, line in enumerate(BytesIO(content), start=1):
         try:
-            if end - begin > line_bytes:
+            if len(line) - line.endswith(b"\n") > line_bytes:
                 raise ValueError(f"longer than {line_bytes:,} bytes")
-            if line := content[begin:end].strip():
-                take(line)
+            if record := line.strip():
+                take(record)
         except ValueError as error:
             rejected += 1
             first_fault = first_fault or f"line {number}: {fault_of(error)}"
-        begin = end + 1
     return RejectedLines(rejected, first_fault)
 
 

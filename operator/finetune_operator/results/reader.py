@@ -39,6 +39,7 @@ from finetune_operator.results.lines import RejectedLines, fault_of, parse_lines
 from finetune_operator.results.model_manifest import MANIFEST, MANIFEST_LIMIT, ManifestError, ModelManifest
 from finetune_operator.results.records import (
     MOST_ATTEMPTS,
+    AttemptPlace,
     AttemptRecords,
     ExportManifest,
     RunRecords,
@@ -64,9 +65,6 @@ _MEASURED = tuple(stage for stage in Stage if stage is not Stage.EXPORT)
 _ATTEMPT = re.compile(
     f"({'|'.join(stage.short for stage in Stage)})-([0-9]{{1,3}})(?:\\.([0-9]{{1,6}}))?/(request|result|failure)\\.json"
 )
-
-type AttemptPlace = tuple[Stage, int, int]
-"""Stage, number of the JobSet, and restart."""
 
 
 async def records_of_job(job: Object, store: ObjectStore, *, whole: bool = False) -> RunRecords:

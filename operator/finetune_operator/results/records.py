@@ -26,6 +26,9 @@ from finetune_operator.results.training_metrics import TrainingMetrics
 MOST_ATTEMPTS = 200
 _DECIMAL = re.compile(r"-?[0-9]{1,20}(\.[0-9]{1,12})?")
 
+type AttemptPlace = tuple[Stage, int, int]
+"""Stage, number of the JobSet, and restart."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptRecords:

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from finetune_operator.cli.connection import Connection
+from finetune_operator.cli.connect.connection import Connection
 from tests.unit.cli.fake_api import FakeApi, serve
 
 

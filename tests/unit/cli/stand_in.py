@@ -27,7 +27,14 @@ class StandIn:
         """Called before each request; its response takes the place of the server's."""
         self.interrupts = False
         """Whether the main thread gets Ctrl-C at the next request, which is never answered."""
+        self.hangs = False
+        """Whether no request is answered."""
         self._loop = loop
+
+    @property
+    def address(self) -> str:
+        """Its URL."""
+        return str(yaml.safe_load(self.kubeconfig.read_text())["clusters"][0]["cluster"]["server"])
 
     def put(self, plural: str, manifest: dict[str, Any]) -> None:
         self._wait(self.api.put(plural, manifest))
@@ -40,6 +47,7 @@ class StandIn:
             main = threading.main_thread().ident
             assert main is not None
             signal.pthread_kill(main, signal.SIGINT)
+        if self.interrupts or self.hangs:
             await asyncio.Event().wait()
         answer = self.answer(request)
         return await handler(request) if answer is None else answer

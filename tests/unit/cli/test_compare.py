@@ -17,9 +17,9 @@ from finetune_contract import EvaluatedRow, RunFolder
 from finetune_operator.artifacts.port import RECORD_LIMIT, StorageDenied
 from finetune_operator.artifacts.shared_store import SharedStore
 from finetune_operator.cli.commands import app
-from finetune_operator.cli.compare import comparison_of, print_comparison, records_of, run_records
-from finetune_operator.cli.connection import Connection
+from finetune_operator.cli.connect.connection import Connection
 from finetune_operator.cli.errors import CliError
+from finetune_operator.cli.results.compare import comparison_of, print_comparison, records_of, run_records
 from finetune_operator.results.records import RunRecords
 from tests import snapshots
 from tests.unit.cli.fake_api import FakeApi
@@ -416,7 +416,7 @@ def test_ctrl_c_has_its_exit_code(monkeypatch: pytest.MonkeyPatch, three: list[s
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("finetune_operator.cli.compare.compared", interrupted)
+    monkeypatch.setattr("finetune_operator.cli.results.compare.compared", interrupted)
     done = compare(*three[:2])
     assert (done.exit_code, done.output) == (130, "")
 

@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from finetune_operator.cli.commands import app
-from finetune_operator.cli.compare_page import comparison_page
-from finetune_operator.cli.compare_view import comparison_lines
+from finetune_operator.cli.results.compare_page import comparison_page
+from finetune_operator.cli.results.compare_view import comparison_lines
 from finetune_operator.results.comparison.compare import compared
 from finetune_operator.results.comparison.model import Comparison
 from finetune_operator.results.pages.document import clean

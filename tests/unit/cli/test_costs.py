@@ -19,7 +19,7 @@ from finetune_operator.artifacts.port import (
 )
 from finetune_operator.artifacts.shared_store import SharedStore
 from finetune_operator.cli.commands import app
-from finetune_operator.cli.connection import Connection
+from finetune_operator.cli.connect.connection import Connection
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.jobs.costs import CostQuery, day_named, parse_by, show_costs, show_ledger
 from finetune_operator.cli.ledger import ledger_named

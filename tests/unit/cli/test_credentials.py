@@ -9,7 +9,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 from kubernetes.aio.client import Configuration
 
-from finetune_operator.cli.connection import Connection
+from finetune_operator.cli.connect.connection import Connection
 from finetune_operator.cluster.connect import UnknownContext, user_context
 from finetune_operator.cluster.port import JOBS, Unavailable
 from tests.unit.cli.fake_api import FakeApi, serve

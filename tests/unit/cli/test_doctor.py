@@ -10,8 +10,7 @@ import yaml
 from devcluster.layout import ROOT
 from finetune_operator.cli.doctor.checks import CHECKS, findings
 from finetune_operator.cli.doctor.examine import closing, line
-from finetune_operator.cli.doctor.finding import Finding, State
-from finetune_operator.cli.doctor.setup import Right, Setup
+from finetune_operator.cli.doctor.setup import Finding, Right, Setup, State
 from finetune_operator.cluster.port import JOBS, JOBSETS, LOCAL_QUEUES, PROFILES
 from finetune_operator.cluster.releases import SERVES
 

@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from finetune_operator.cli.doctor import examine as doctor
-from finetune_operator.cli.doctor.finding import Finding, State
 from finetune_operator.cli.doctor.probe import Folder, Probe, probes
 from finetune_operator.cli.doctor.probe_ends import ended, judged, left_over, not_tested, refused
-from finetune_operator.cli.doctor.setup import Setup
+from finetune_operator.cli.doctor.setup import Finding, Setup, State
 from tests.unit.cli.test_doctor import changed, healthy
 
 TEAM = "gs://my-project-models/team-a/*"

@@ -22,9 +22,9 @@ from finetune_operator.artifacts.port import (
     StorageUnavailable,
 )
 from finetune_operator.artifacts.shared_store import SharedStore
-from finetune_operator.cli import download as download_module
 from finetune_operator.cli.commands import app
-from finetune_operator.cli.target_folder import TargetFolder
+from finetune_operator.cli.results import download as download_module
+from finetune_operator.cli.results.target_folder import TargetFolder
 from tests.unit.cli.exported import (
     ADAPTER,
     FILES,

@@ -9,10 +9,16 @@ import pytest
 import yaml
 
 from finetune_contract import Stage
-from finetune_operator.cli.connection import Connection
+from finetune_operator.cli.connect.connection import Connection
 from finetune_operator.cli.errors import CliError
-from finetune_operator.cli.jobs.cancel import cancel_jobs, consequences, jobs_to_cancel
-from finetune_operator.cli.jobs.edit import resume_jobs, retry_jobs, suspend_jobs
+from finetune_operator.cli.jobs.edit import (
+    cancel_jobs,
+    consequences,
+    jobs_to_cancel,
+    resume_jobs,
+    retry_jobs,
+    suspend_jobs,
+)
 from finetune_operator.cluster.port import Rejected
 from tests.unit.cli.fake_api import FakeApi, serve
 

@@ -21,11 +21,10 @@ from finetune_operator.api.crd import job_crd, root_schema
 from finetune_operator.api.job import MAX_NAME_LENGTH, NAME_PATTERN
 from finetune_operator.api.method import Quantization
 from finetune_operator.cli.commands import app
-from finetune_operator.cli.connection import Connection
+from finetune_operator.cli.connect.connection import Connection
 from finetune_operator.cli.documents import read_documents
 from finetune_operator.cli.errors import CliError
-from finetune_operator.cli.manifests.clone import cloned, next_names
-from finetune_operator.cli.manifests.init import cloned_manifest, new_manifest
+from finetune_operator.cli.manifests.init import cloned, cloned_manifest, new_manifest, next_names
 from finetune_operator.cli.manifests.new_job import NewJob, faults, manifest_text, name_for
 from finetune_operator.cli.output_file import save
 from finetune_operator.cli.questions import Questions

@@ -11,7 +11,7 @@ from urllib.parse import parse_qs
 import pytest
 import yaml
 
-from finetune_operator.cli.connection import Connection
+from finetune_operator.cli.connect.connection import Connection
 from finetune_operator.cli.errors import WRONG_ARGUMENT, CliError
 from finetune_operator.cli.jobs.listing import show_list, show_status
 from finetune_operator.cli.jobs.wait import TIMED_OUT, seconds_of, wait_for

@@ -12,7 +12,7 @@ import yaml
 from finetune_contract import Stage
 from finetune_contract.log_line import log_line
 from finetune_operator.artifacts.port import NAMES_LIMIT, RECORD_LIMIT, ObjectTooLarge, StorageUnavailable
-from finetune_operator.cli.connection import Connection
+from finetune_operator.cli.connect.connection import Connection
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.jobs.logs import LogSelection, show_logs
 from tests.unit.cli.fake_api import FakeApi

@@ -10,7 +10,7 @@ import yaml
 
 from finetune_operator.api import Reason, WaitingReason
 from finetune_operator.cli.errors import CliError
-from finetune_operator.cli.explain import explained, explanations
+from finetune_operator.cli.jobs.explain import explained, explanations
 from finetune_operator.cli.jobs.profiles import profile_lines
 from finetune_operator.cli.monthly_budget import budget_text, known_text, newest_budgets
 

@@ -148,7 +148,7 @@ def test_a_profile_in_the_same_file_needs_no_option(tmp_path: Path) -> None:
 
 
 def test_plan_without_a_profile_says_how_to_get_one() -> None:
-    done = finetune("plan", "-f", QUICKSTART)
+    done = finetune("plan", "-f", QUICKSTART, "--offline")
     assert done.exit_code == 1
     assert "contains no FineTuneProfile" in done.stderr
     assert "kubectl get finetuneprofile" in done.stderr

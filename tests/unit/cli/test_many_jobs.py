@@ -9,7 +9,7 @@ from urllib.parse import parse_qs
 import pytest
 import yaml
 
-from finetune_operator.cli.connection import Connection
+from finetune_operator.cli.connect.connection import Connection
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.jobs.costs import CostQuery, day_named, show_costs
 from finetune_operator.cli.jobs.listing import show_list

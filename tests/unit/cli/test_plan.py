@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -14,6 +15,7 @@ from typer.testing import CliRunner, Result
 from finetune_operator.cli.commands import app
 from finetune_operator.ledger.layout import record_uri
 from tests.snapshots import check
+from tests.unit.cli.stand_in import StandIn, stand_in
 from tests.unit.ledger.test_record import record
 
 ROOT = Path(__file__).parents[3]
@@ -481,3 +483,101 @@ def test_a_long_chat_template_is_shown_in_part(tmp_path: Path) -> None:
     assert "{#- 23 #}" in page
     assert "{#- 24 #}" not in page
     assert "and 6 more lines; -o json has all" in page
+
+
+# --- the profile of a cluster ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
+    """The cluster of the current context, whose namespace is team-a, with the example's profile."""
+    folder = tmp_path / "cluster"
+    folder.mkdir()
+    with stand_in(folder) as server:
+        server.put("finetuneprofiles", yaml.safe_load(CLOUD.read_text()))
+        monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
+        yield server
+
+
+def planned(folder: Path, *options: object, **metadata: str) -> Result:
+    """Of a job without a profile in its file, and without a namespace unless ``metadata`` has one."""
+    spec = {
+        "datasets": {"train": [{"uri": "gs://my-project-data/team-a/chat.jsonl"}]},
+        "method": {"type": "SFT"},
+    }
+    job = {
+        "apiVersion": "tpu-finetune.dev/v1alpha1",
+        "kind": "FineTuneJob",
+        "metadata": {"name": "bot", **metadata},
+        "spec": {**model("Qwen/Qwen3-0.6B"), **spec},
+    }
+    file = folder / "job.yaml"
+    file.write_text(yaml.safe_dump(job))
+    return CliRunner().invoke(app, ["plan", "-f", str(file), *map(str, options)])
+
+
+def name_of(profile: Path) -> str:
+    return str(yaml.safe_load(profile.read_text())["metadata"]["name"])
+
+
+def source(server: StandIn, profile: str = name_of(CLOUD)) -> str:
+    return f"Profile {profile} of context test, cluster {server.address}.\n"
+
+
+def without_profile(done: Result) -> bool:
+    """Whether the command says that the file contains none, and nothing else."""
+    return done.exit_code == 1 and re.fullmatch(
+        r"Error: \S+job\.yaml: contains no FineTuneProfile, which defines where jobs may run\.\n"
+        r"Fix:   Give --profile FILE; .*\n",
+        done.stderr,
+    ) is not None  # fmt: skip
+
+
+def test_without_a_profile_the_clusters_is_taken_and_named(tmp_path: Path, server: StandIn) -> None:
+    asked = planned(tmp_path)
+    assert (asked.exit_code, asked.stderr) == (0, source(server)), asked.output
+    assert asked.stdout == planned(tmp_path, "--profile", CLOUD, "-n", "team-a").stdout
+
+
+def test_a_profile_among_the_manifests_asks_no_cluster(tmp_path: Path, server: StandIn) -> None:
+    done = planned(tmp_path, "--profile", CLOUD, namespace="team-a")
+    assert (done.exit_code, done.stderr, server.api.lists) == (0, "", [])
+
+
+def test_offline_asks_no_cluster(tmp_path: Path, server: StandIn) -> None:
+    assert without_profile(planned(tmp_path, "--offline"))
+    assert server.api.lists == []
+
+
+def test_a_cluster_that_does_not_answer_in_time_is_as_none(
+    tmp_path: Path, server: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.hangs = True
+    monkeypatch.setattr("finetune_operator.cli.connect.options._SECONDS", 0.05)
+    assert without_profile(planned(tmp_path))
+
+
+def test_without_a_kubeconfig_a_profile_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "absent"))
+    assert without_profile(planned(tmp_path))
+
+
+def test_a_cluster_that_an_option_names_has_to_answer(tmp_path: Path, server: StandIn) -> None:
+    done = planned(tmp_path, "--context", "tset")
+    assert done.exit_code == 1
+    assert "Did you mean test?" in done.stderr
+
+
+def test_a_cluster_without_a_profile_is_named(tmp_path: Path, server: StandIn) -> None:
+    server.api.objects.clear()
+    done = planned(tmp_path)
+    assert done.exit_code == 1
+    named, error, _ = done.stderr.splitlines()
+    assert named == f"No profile of context test, cluster {server.address}."
+    assert error.endswith("contains no FineTuneProfile, which defines where jobs may run.")
+
+
+def test_what_the_clusters_profile_refuses_is_reported_in_its_words(tmp_path: Path, server: StandIn) -> None:
+    done = planned(tmp_path, namespace="team-b")
+    assert done.exit_code == 1
+    assert "bot: NoDefaultProfile: spec.profileRef is left out" in done.stderr

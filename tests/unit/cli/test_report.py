@@ -13,10 +13,9 @@ from finetune_contract import RunFolder, Stage
 from finetune_operator.artifacts.port import RECORD_LIMIT, StorageDenied
 from finetune_operator.artifacts.shared_store import SharedStore
 from finetune_operator.cli.commands import app
-from finetune_operator.cli.connection import Connection
+from finetune_operator.cli.connect.connection import Connection
 from finetune_operator.cli.errors import CliError
-from finetune_operator.cli.report import records_by_name
-from finetune_operator.cli.report_page import report_page
+from finetune_operator.cli.results.report import records_by_name, report_page
 from tests.pages.hostile import HOSTILE
 from tests.pages.reports import report_hostile
 from tests.unit.cli.fake_api import FakeApi
@@ -354,7 +353,7 @@ def test_a_store_that_refuses_is_explained(folder: Path, monkeypatch: pytest.Mon
         async def read(self, uri: str, *, limit: int = RECORD_LIMIT) -> bytes | None:
             raise StorageDenied(uri, "403")
 
-    monkeypatch.setattr("finetune_operator.cli.run_folder.caller_store", Refusing)
+    monkeypatch.setattr("finetune_operator.cli.connect.store.caller_store", Refusing)
     done = report("--run", f"file://{folder}", "-o", "-")
     assert (done.exit_code, done.stdout) == (1, "")
     assert "cannot be read: 403" in done.stderr
@@ -365,7 +364,7 @@ def test_ctrl_c_leaves_no_file(folder: Path, tmp_path: Path, monkeypatch: pytest
         raise KeyboardInterrupt
 
     uri = write_records(folder)
-    monkeypatch.setattr("finetune_operator.cli.report_page.report_page", interrupted)
+    monkeypatch.setattr("finetune_operator.cli.results.report.report_page", interrupted)
     done = report("--run", uri, "-o", tmp_path / "page.html")
     assert done.exit_code == 130
     assert list(tmp_path.iterdir()) == [folder]

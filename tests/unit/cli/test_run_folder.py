@@ -12,8 +12,8 @@ from typer.testing import CliRunner, Result
 
 from finetune_operator.cli.commands import app
 from finetune_operator.cli.errors import CliError
-from finetune_operator.cli.exports import why_not_exported
-from finetune_operator.cli.run_folder import run_of
+from finetune_operator.cli.results.exports import why_not_exported
+from finetune_operator.cli.results.run_folder import run_of
 from tests.unit.cli.exported import FILES, contents, sha256, write_run
 from tests.unit.cli.fake_api import FakeApi, serve
 

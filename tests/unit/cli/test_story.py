@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from finetune_operator.api import FineTuneJobStatus, Phase
-from finetune_operator.cli import status_view
+from finetune_operator.cli import job_status
+from finetune_operator.cli.jobs import status_view
 from tests import snapshots
 
 HERE = Path(__file__).parent
@@ -55,7 +56,7 @@ def test_an_error_before_the_first_observation_is_shown() -> None:
 def test_an_edit_that_was_not_observed_is_reported() -> None:
     edited = job("succeeded")
     edited["metadata"]["generation"] = 2
-    assert not status_view.is_current(edited)
+    assert not job_status.is_current(edited)
     del edited["status"]["summary"]
     assert "has not observed the edit yet" in page(edited)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from finetune_contract import Stage
-from finetune_operator.cli.connection import Connection
+from finetune_operator.cli.connect.connection import Connection
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.jobs.suspend_all import (
     LiveJob,

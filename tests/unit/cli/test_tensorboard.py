@@ -16,11 +16,11 @@ from typer.testing import CliRunner
 from finetune_contract import RunFolder
 from finetune_operator.artifacts.port import NAMES_LIMIT, RECORD_LIMIT, StorageUnavailable
 from finetune_operator.artifacts.shared_store import SharedStore
-from finetune_operator.cli import tensorboard
 from finetune_operator.cli.commands import app
 from finetune_operator.cli.errors import CliError
-from finetune_operator.cli.run_folder import JobRun
-from finetune_operator.cli.tensorboard import EventFiles, show_tensorboard
+from finetune_operator.cli.results import tensorboard
+from finetune_operator.cli.results.run_folder import JobRun
+from finetune_operator.cli.results.tensorboard import EventFiles, show_tensorboard
 from tests.unit.cli.exported import contents
 from tests.unit.cli.test_run_folder import job
 

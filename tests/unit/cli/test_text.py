@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from finetune_operator.cli import text
-from finetune_operator.cli.printing import object_text
+from finetune_operator.cli.printing import item_text
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_metric_that_is_no_number_is_shown_as_it_is() -> None:
 def test_printed_objects_have_no_managed_fields_as_those_of_kubectl() -> None:
     metadata = {"name": "c", "managedFields": [{"manager": "d"}]}
     for output in ("json", "yaml"):
-        shown = object_text([{"apiVersion": "a/v1", "kind": "B", "metadata": metadata}], output, single=True)
+        shown = item_text({"apiVersion": "a/v1", "kind": "B", "metadata": metadata}, output)
         assert "name" in shown
         assert "manage" not in shown
     assert "managedFields" in metadata

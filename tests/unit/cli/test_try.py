@@ -17,8 +17,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from finetune_contract import RunFolder, Sample
-from finetune_operator.cli import try_model
 from finetune_operator.cli.commands import app
+from finetune_operator.cli.results import try_model
 from tests.unit.cli.exported import ADAPTER, FILES, write_run
 from tests.unit.cli.fake_transformers import FakeTransformers
 from tests.unit.comparison.runs import preflight, request

@@ -11,9 +11,9 @@ import pytest
 import yaml
 from rich.console import Console, Group
 
-from finetune_operator.cli import status_view
-from finetune_operator.cli.connection import Connection
+from finetune_operator.cli.connect.connection import Connection
 from finetune_operator.cli.errors import CliError
+from finetune_operator.cli.jobs import status_view
 from finetune_operator.cli.jobs.watch import TransitionPrinter, watch_job
 from tests.unit.cli.fake_api import FakeApi
 

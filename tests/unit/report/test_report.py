@@ -10,7 +10,7 @@ import pytest
 from finetune_contract import EvaluatedRow, Outcome, Stage
 from finetune_operator.results.comparison.model import Verdict
 from finetune_operator.results.records import AttemptRecords
-from finetune_operator.results.report.bounds import bounded
+from finetune_operator.results.report.model import bounded
 from finetune_operator.results.training_metrics import TrainingMetrics
 from tests.unit.comparison.runs import progress, results, row, rows, run
 from tests.unit.report.records import (
@@ -121,7 +121,7 @@ def test_a_diverged_training_shows_from_which_step_on() -> None:
     report = reported(finished(metrics=metrics(3, loss=float("nan"))))
     assert report.loss is not None
     line = report.loss.series[0]
-    assert (line.not_finite, line.first_not_finite) == (3, 1)
+    assert (len(line.not_finite), line.not_finite[0]) == (3, 1)
 
 
 def test_throughput_is_the_tokens_of_some_steps_by_their_time() -> None:

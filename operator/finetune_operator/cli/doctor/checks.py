@@ -5,9 +5,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from finetune_operator.api import DEFAULT_PROFILE_ANNOTATION, Reason
 from finetune_operator.api.conditions import stored_condition
-from finetune_operator.cli.doctor.finding import Check, Finding, Findings
 from finetune_operator.cli.doctor.nodes import check_nodes
-from finetune_operator.cli.doctor.setup import Setup
+from finetune_operator.cli.doctor.setup import Check, Finding, Findings, Setup
 from finetune_operator.cluster.port import JOBS, JOBSETS, LOCAL_QUEUES, PROFILES, ResourceKind
 from finetune_operator.cluster.releases import EVERY, served_namespaces
 from finetune_operator.lifecycle.children.quotas import Quota, applies_to_all_pods, needs

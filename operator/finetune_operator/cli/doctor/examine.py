@@ -9,12 +9,11 @@ from dataclasses import asdict
 
 import typer
 
-from finetune_operator.cli.connection import Connection
+from finetune_operator.cli.connect.connection import Connection
 from finetune_operator.cli.doctor.checks import findings
-from finetune_operator.cli.doctor.finding import Finding, State
 from finetune_operator.cli.doctor.probe import DEADLINE_SECONDS, LABEL, Probe, probes
 from finetune_operator.cli.doctor.probe_ends import ended, judged, left_over, not_tested, refused
-from finetune_operator.cli.doctor.setup import Setup, read_setup
+from finetune_operator.cli.doctor.setup import Finding, Setup, State, read_setup
 from finetune_operator.cli.printing import json_text
 from finetune_operator.cli.text import one_line
 from finetune_operator.cluster.port import PODS, ClusterError, Rejected

@@ -5,8 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from finetune_operator.api.conditions import is_true
-from finetune_operator.cli.doctor.finding import Check, Finding, Findings
-from finetune_operator.cli.doctor.setup import Setup
+from finetune_operator.cli.doctor.setup import Check, Finding, Findings, Setup
 from finetune_operator.objects import Object
 from finetune_operator.planning import Refused, check_profile_object
 from finetune_operator.planning.merge import lookup

@@ -13,9 +13,8 @@ from typing import Any
 
 from finetune_operator.api.conditions import stored_condition
 from finetune_operator.cli.doctor.checks import google_account, own_identity
-from finetune_operator.cli.doctor.finding import Check, Finding
 from finetune_operator.cli.doctor.probe import DEADLINE_SECONDS, NAME_PREFIX, Folder, Probe
-from finetune_operator.cli.doctor.setup import Setup
+from finetune_operator.cli.doctor.setup import Check, Finding, Setup
 from finetune_operator.cli.text import one_line
 from finetune_operator.objects import Object
 

@@ -1,11 +1,12 @@
-"""What ``finetune doctor`` reads of a cluster. What the caller may not read is unknown, never missing."""
+"""What ``finetune doctor`` reads of a cluster and finds. What the caller may not read is unknown, never missing."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from http import HTTPStatus
 
-from finetune_operator.cli.connection import Connection
+from finetune_operator.cli.connect.connection import Connection
 from finetune_operator.cluster.port import (
     CLUSTER_ROLES,
     DEPLOYMENTS,
@@ -26,6 +27,54 @@ from finetune_operator.planning import serves
 
 type Listing = Sequence[Object] | None
 """None: the caller may not read them."""
+
+
+class State(StrEnum):
+    """Result of one check."""
+
+    OK = "ok"
+    MISSING = "missing"
+    UNKNOWN = "unknown"
+    """The caller may not read it, or the cluster cannot show it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report."""
+
+    check: "Check"
+    state: State
+    message: str
+    fix: str = ""
+    """The command that mends it, or that shows what is unknown. Empty if nothing is to be done."""
+
+
+type Findings = Iterator[Finding]
+
+
+class Check(StrEnum):
+    """What is checked, in the order in which it should be mended."""
+
+    CRDS = "crds"
+    OPERATOR = "operator"
+    JOBSET = "jobset"
+    PROFILES = "profiles"
+    ACCOUNTS = "accounts"
+    QUEUES = "queues"
+    NODES = "nodes"
+    QUOTAS = "quotas"
+    RIGHTS = "rights"
+    STORAGE = "storage"
+    IMAGES = "images"
+
+    def ok(self, message: str) -> Finding:
+        return Finding(self, State.OK, message)
+
+    def missing(self, message: str, fix: str) -> Finding:
+        return Finding(self, State.MISSING, message, fix)
+
+    def unknown(self, message: str, fix: str = "") -> Finding:
+        return Finding(self, State.UNKNOWN, message, fix)
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -8,7 +8,7 @@ from decimal import Decimal
 
 from finetune_operator.artifacts.port import RecordStore, StorageDenied, StorageError
 from finetune_operator.cli import text
-from finetune_operator.cli.connection import Connection
+from finetune_operator.cli.connect.connection import Connection
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.ledger import is_ledger, ledger_errors
 from finetune_operator.cli.printing import json_text, table

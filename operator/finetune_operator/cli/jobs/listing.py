@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from finetune_operator.cli import status_view, text
-from finetune_operator.cli.connection import Connection
-from finetune_operator.cli.printing import item_text, list_text, object_text, table
+from finetune_operator.cli import job_status, text
+from finetune_operator.cli.connect.connection import Connection
+from finetune_operator.cli.jobs import status_view
+from finetune_operator.cli.printing import item_text, list_text, table
 from finetune_operator.objects import Object
 
 _COLUMNS = ("NAME", "PHASE", "STAGE", "STEP", "ETA", "COST", "AGE")
@@ -41,15 +42,15 @@ async def show_list(
 
 
 def _row(job: Object, at: datetime, *, everywhere: bool, wide: bool) -> tuple[str, ...]:
-    metadata, status = job["metadata"], status_view.status_of(job)
+    metadata, status = job["metadata"], job_status.status_of(job)
     progress, cost = status.get("progress") or {}, status.get("cost") or {}
     resolved = status.get("resolved") or {}
     age = text.elapsed(metadata.get("creationTimestamp"), None, at)
-    live = status_view.phase_of(job) not in status_view.ENDED
+    live = job_status.phase_of(job) not in job_status.ENDED
     cells = [
         *((metadata.get("namespace"),) if everywhere else ()),
         metadata["name"],
-        status_view.phase_of(job),
+        job_status.phase_of(job),
         status.get("stage"),
         progress.get("stepText"),
         progress.get("etaText") if live else None,
@@ -74,7 +75,7 @@ async def show_status(
     """
     job = await connection.job(name)
     if output:
-        write(object_text([job], output, single=True))
+        write(item_text(job, output))
         return
     from rich.console import Console
 

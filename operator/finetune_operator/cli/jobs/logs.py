@@ -1,16 +1,15 @@
 """``finetune logs``: the logs of a stage's pods, or the stored end of the log after they are deleted."""
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from finetune_contract import RunFolder, Stage
 from finetune_contract.log_line import readable
 from finetune_operator.artifacts.port import ObjectStore, ObjectTooLarge
-from finetune_operator.cli import status_view, text
-from finetune_operator.cli.connection import Connection
-from finetune_operator.cli.errors import CliError
-from finetune_operator.cli.run_folder import explained
+from finetune_operator.cli import job_status, text
+from finetune_operator.cli.connect.connection import Connection
+from finetune_operator.cli.connect.store import explained
+from finetune_operator.cli.errors import CliError, task_group
 from finetune_operator.cluster.port import JOBS, PODS, ClusterError
 from finetune_operator.objects import Object
 from finetune_operator.rendering import attempt_of
@@ -42,7 +41,7 @@ class LogSelection:
 
 def _numbers(job: Object) -> dict[Place, int]:
     """Returns the number that users see for every attempt in the status."""
-    status = status_view.status_of(job)
+    status = job_status.status_of(job)
     newest = [{**each, "stage": each["name"]} for each in status.get("stages") or []]
     record = [*((status.get("attempts") or {}).get("history") or []), *newest]
     return {
@@ -92,11 +91,11 @@ async def show_logs(
 
 def _over(job: Object, selection: LogSelection) -> bool:
     """Whether the selection will produce no further output."""
-    if status_view.is_current(job) and status_view.phase_of(job) in ("Succeeded", "Failed", "Planned"):
+    if job_status.ended(job):
         return True
     if selection.stage is None:
         return False
-    for stage in status_view.status_of(job).get("stages") or []:
+    for stage in job_status.status_of(job).get("stages") or []:
         if stage.get("name") == selection.stage:
             current = int(stage.get("attempt") or 0)
             passed = selection.attempt is not None and current > selection.attempt
@@ -112,57 +111,6 @@ def _prefix(pod: str, all_pods: Sequence[str]) -> str:
     return f"{'-'.join(pod.split('-')[-4:-1])} | "
 
 
-class _Follower:
-    """Streams the logs of every pod of a selection from its start, as pods are created and deleted."""
-
-    def __init__(self, connection: Connection, job: Object, selection: LogSelection, write: Write) -> None:
-        self.job = job
-        """The job as last observed."""
-        self._connection = connection
-        self._selection = selection
-        self._write = write
-        self._streams: dict[str, asyncio.Task[None]] = {}
-        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Has the error of the first stream that fails, for example because nothing reads the output any more."""
-
-    async def pods(self, labels: Mapping[str, str]) -> None:
-        """Starts a stream for each pod that starts. Never returns."""
-        async for pods in self._connection.follow(PODS, labels=labels):
-            chosen = [pod for pod in pods.values() if self._selection.matches(pod, self.job)]
-            for pod in chosen:
-                if has_started(pod) and pod["metadata"]["name"] not in self._streams:
-                    self._start(
-                        pod, [p["metadata"]["name"] for p in chosen if attempt_of(p) == attempt_of(pod)]
-                    )
-
-    async def rest(self) -> None:
-        """Waits for the streams to end, since the last lines may arrive after the end of the job was observed."""
-        await asyncio.gather(*self._streams.values())
-
-    def stop(self) -> None:
-        for stream in self._streams.values():
-            stream.cancel()
-
-    def _start(self, pod: Object, peers: Sequence[str]) -> None:
-        if not self._streams.keys() & set(peers):
-            self._write(f"=== {_title(pod)}")
-        name = pod["metadata"]["name"]
-        self._streams[name] = asyncio.create_task(self._stream(name, peers))
-        self._streams[name].add_done_callback(self._ended)
-
-    def _ended(self, stream: asyncio.Task[None]) -> None:
-        error = None if stream.cancelled() else stream.exception()
-        if error is not None and not self.failed.done():
-            self.failed.set_exception(error)
-
-    async def _stream(self, pod: str, peers: Sequence[str]) -> None:
-        try:
-            async for line in self._connection.log(pod, follow=True):
-                self._write(f"{_prefix(pod, peers)}{text.printable(readable(line))}")
-        except ClusterError as error:
-            self._write(f"[the log stream of {pod} ended early: {error}]")
-
-
 def _title(pod: Object) -> str:
     """Returns an attempt's title: ``Train quickstart-train-2``, with ``, restart 1`` after a restart of the JobSet."""
     labels, place = pod["metadata"]["labels"], attempt_of(pod)
@@ -175,36 +123,41 @@ def _title(pod: Object) -> str:
 async def _follow(
     connection: Connection, job: Object, labels: Mapping[str, str], selection: LogSelection, write: Write
 ) -> None:
-    """Prints the logs of the selection until the job or the selected stage has ended."""
+    """Prints the log of each pod of the selection from its start, until the job or the selected stage has ended."""
+    name, streams = str(job["metadata"]["name"]), set[str]()
 
-    name = str(job["metadata"]["name"])
-    follower = _Follower(connection, job, selection, write)
+    async def stream(pod: str, peers: Sequence[str]) -> None:
+        try:
+            async for line in connection.log(pod, follow=True):
+                write(f"{_prefix(pod, peers)}{text.printable(readable(line))}")
+        except ClusterError as error:
+            write(f"[the log stream of {pod} ended early: {error}]")
 
-    async def until_over() -> None:
+    async def start_streams() -> None:
+        async for pods in connection.follow(PODS, labels=labels):
+            chosen = {pod: attempt_of(pods[pod]) for pod in pods if selection.matches(pods[pod], job)}
+            for pod, attempt in chosen.items():
+                if not has_started(pods[pod]) or pod in streams:
+                    continue
+                peers = [peer for peer in chosen if chosen[peer] == attempt]
+                if streams.isdisjoint(peers):
+                    write(f"=== {_title(pods[pod])}")
+                streams.add(pod)
+                group.create_task(stream(pod, peers))
+
+    async with task_group() as group:
+        starting = group.create_task(start_streams())
         async for jobs in connection.follow(JOBS, name=name):
             if name not in jobs or _over(jobs[name], selection):
-                return
-            follower.job = jobs[name]
-
-    tasks = [
-        asyncio.create_task(follower.pods(labels)),
-        asyncio.create_task(until_over()),
-        follower.failed,
-    ]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-        await follower.rest()
-    finally:
-        for task in tasks:
-            task.cancel()
-        follower.stop()
+                break
+            job = jobs[name]
+        # The group waits for the streams: their last lines may arrive after the end of the job was observed.
+        starting.cancel()
 
 
 async def kept_log(job: Object, selection: LogSelection, store: ObjectStore) -> str:
     """Returns the end of an attempt's log that the trainer stored in the run folder. Raises CliError if it has none."""
-    status = status_view.status_of(job)
+    status = job_status.status_of(job)
     folder = (status.get("resolved") or {}).get("runFolder")
     if not folder:
         raise CliError(

@@ -9,10 +9,10 @@ from typing import Any
 
 from finetune_operator.api.conditions import stored_condition
 from finetune_operator.cli import text
-from finetune_operator.cli.connection import Connection
+from finetune_operator.cli.connect.connection import Connection
 from finetune_operator.cli.errors import CliError, close_names
 from finetune_operator.cli.monthly_budget import known_text, monthly_limit, newest_budgets
-from finetune_operator.cli.printing import object_text
+from finetune_operator.cli.printing import item_text, list_text
 from finetune_operator.cluster.port import Rejected
 from finetune_operator.objects import Object
 from finetune_operator.planning import Refused, default_profile, serves
@@ -41,7 +41,8 @@ async def show_profiles(
             raise CliError(f'There is no FineTuneProfile "{name}".', fix=close_names(name, known))
     if output:
         if found or output != "name":
-            write(object_text(found, output, single=name is not None))
+            items = [item_text(profile, output) for profile in found]
+            write(list_text(items, output) if name is None else items[0])
         return
     budgets = await _budgets(connection, found)
     for line in profile_lines(found, connection.namespace, budgets):

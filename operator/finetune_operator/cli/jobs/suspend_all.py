@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from itertools import batched, groupby
 
 from finetune_contract import Stage
-from finetune_operator.cli import status_view
-from finetune_operator.cli.connection import Connection
+from finetune_operator.cli import job_status
+from finetune_operator.cli.connect.connection import Connection
 from finetune_operator.cli.errors import CliError
-from finetune_operator.cli.jobs.cancel import running_stage
-from finetune_operator.cli.jobs.edit import Write
+from finetune_operator.cli.jobs.edit import Write, running_stage
 from finetune_operator.cluster.port import ClusterError, NotFound
 from finetune_operator.objects import Object
 
@@ -111,7 +110,7 @@ async def suspend_all(
 def _live(job: Object) -> bool:
     spec = job["spec"]
     # planOnly is no exception: it can be set while a training runs, and does not stop it.
-    return not (status_view.ended(job) or spec.get("suspend") or spec.get("cancel"))
+    return not (job_status.ended(job) or spec.get("suspend") or spec.get("cancel"))
 
 
 def _jobs(number: int) -> str:

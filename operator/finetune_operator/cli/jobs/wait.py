@@ -2,11 +2,11 @@
 
 import asyncio
 import re
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
-from finetune_operator.cli import status_view, text
-from finetune_operator.cli.connection import Connection
-from finetune_operator.cli.errors import WRONG_ARGUMENT, CliError
+from finetune_operator.cli import job_status, text
+from finetune_operator.cli.connect.connection import Connection
+from finetune_operator.cli.errors import WRONG_ARGUMENT, CliError, task_group
 from finetune_operator.cli.jobs.watch import EXIT_CODES, job_states
 from finetune_operator.cluster.port import ClusterError
 
@@ -41,11 +41,11 @@ async def wait_for(
 
     async def one(name: str) -> None:
         async for job in job_states(connection, name):
-            phase = phases[name] = status_view.phase_of(job)
-            if status_view.ended(job):
+            phase = phases[name] = job_status.phase_of(job)
+            if job_status.ended(job):
                 codes[name] = EXIT_CODES[phase]
                 write(
-                    text.one_line(f"{name} {phase}: {status_view.status_of(job).get('summary', '')}").rstrip(
+                    text.one_line(f"{name} {phase}: {job_status.status_of(job).get('summary', '')}").rstrip(
                         ": "
                     )
                 )
@@ -55,8 +55,10 @@ async def wait_for(
         async with limit:
             for name in phases:
                 # Raises an error with similar names.
-                phases[name] = status_view.phase_of(await connection.job(name))
-            await _all(one, phases)
+                phases[name] = job_status.phase_of(await connection.job(name))
+            async with task_group() as group:
+                for name in phases:
+                    group.create_task(one(name))
     except (TimeoutError, CliError, ClusterError, OSError):
         # What a request raises while it is cancelled is no error of the jobs.
         if not limit.expired():
@@ -67,13 +69,3 @@ async def wait_for(
                 write(f"{name} has not ended after {seconds:g} s: {phase}")
         return TIMED_OUT
     return max(codes.values())
-
-
-async def _all(wait: Callable[[str], Coroutine[None, None, None]], names: Iterable[str]) -> None:
-    """Waits for all; raises the first error itself, not a group."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            for name in names:
-                group.create_task(wait(name))
-    except* (CliError, ClusterError, OSError) as errors:
-        raise errors.exceptions[0] from None

@@ -7,9 +7,10 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from finetune_operator.cli import stage_view, status_view, text
-from finetune_operator.cli.connection import Connection
+from finetune_operator.cli import job_status, text
+from finetune_operator.cli.connect.connection import Connection
 from finetune_operator.cli.errors import CliError
+from finetune_operator.cli.jobs import stage_view, status_view
 from finetune_operator.cluster.port import JOBS
 from finetune_operator.objects import Object
 
@@ -34,7 +35,7 @@ async def watch_job(connection: Connection, name: str, console: Console, *, cloc
     job = await show(connection, name, console, clock)
     for line in status_view.status_lines(job, clock()):
         console.print(line, soft_wrap=True)
-    return EXIT_CODES[status_view.phase_of(job)]
+    return EXIT_CODES[job_status.phase_of(job)]
 
 
 async def job_states(
@@ -45,7 +46,7 @@ async def job_states(
         if name not in jobs:
             raise CliError(f"FineTuneJob {name} was deleted. What it wrote to its run folder is still there.")
         yield jobs[name]
-        if status_view.ended(jobs[name]):
+        if job_status.ended(jobs[name]):
             return
 
 
@@ -101,7 +102,7 @@ class TransitionPrinter:
         """Yields a line for each change in this state, with the time since the job was created."""
         age = text.elapsed(job.get("metadata", {}).get("creationTimestamp"), None, at)
         clock = text.duration(age.total_seconds()) if age else ""
-        for line in self._lines(text.plain(status_view.status_of(job)), at):
+        for line in self._lines(text.plain(job_status.status_of(job)), at):
             yield text.printable(f"{clock:>12}  {line}")
 
     def _lines(self, status: Object, at: datetime) -> Iterator[str]:

@@ -1,15 +1,16 @@
 """``finetune init``: writes the manifest of a new job, or of one that is like another."""
 
+import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from finetune_operator.api import MethodType
+from finetune_operator.api import API_VERSION, MethodType
 from finetune_operator.cli.documents import read_documents
 from finetune_operator.cli.errors import WRONG_ARGUMENT, CliError
-from finetune_operator.cli.manifests.clone import cloned, next_names
 from finetune_operator.cli.manifests.new_job import (
     NewJob,
     dataset_source,
@@ -17,18 +18,30 @@ from finetune_operator.cli.manifests.new_job import (
     manifest_text,
     model_source,
     name_for,
+    with_suffix,
 )
 from finetune_operator.cli.questions import Questions
 from finetune_operator.cli.yaml_text import yaml_text
 from finetune_operator.objects import Object
 
 if TYPE_CHECKING:
-    from finetune_operator.cli.connection import Connection
+    from finetune_operator.cli.connect.connection import Connection
 
 #: Flags whose values are places of models and data.
 _ADDRESSES = ("--model", "--dataset", "--validation")
 #: Valid answers, for checks of one answer alone.
 _ANY = NewJob(name="a", model="a/b", datasets=("a/b",))
+#: Members of a spec that say what happens to one job, now or once, or that name its own run folder.
+_OF_ONE_JOB = ("suspend", "cancel", "retry", "resumeFrom")
+#: Keys by which a tool finds the objects that it has applied: it would delete or change the copy, too.
+_OF_TOOLS = ("app.kubernetes.io/instance", "app.kubernetes.io/managed-by")
+_DOMAINS_OF_TOOLS = (
+    "kubectl.kubernetes.io",
+    "argocd.argoproj.io",
+    "kustomize.toolkit.fluxcd.io",
+    "helm.toolkit.fluxcd.io",
+    "meta.helm.sh",
+)
 
 
 def new_manifest(given: NewJob, questions: Questions | None) -> str:
@@ -128,6 +141,46 @@ def _fault(flag: str, new: NewJob) -> str:
     return next((said for named, said in faults(manifest_text(new), None) if named == flag), "")
 
 
+def cloned(job: Object, name: str, **replaced: Object) -> Object:
+    """Returns the manifest of a job named ``name`` with the spec, labels and annotations of ``job``.
+
+    What belongs to that job alone is left out: its status, what was requested of it (suspension, a retry, a
+    cancellation), the run folder that it resumes, and the marks of tools that applied it. ``replaced`` are members of
+    the spec.
+    """
+    metadata = job["metadata"]
+    kept = {field: _own(metadata.get(field) or {}) for field in ("labels", "annotations")}
+    spec = {key: value for key, value in job["spec"].items() if key not in _OF_ONE_JOB}
+    if spec.get("planOnly") is False:  # The API server adds it.
+        del spec["planOnly"]
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "FineTuneJob",
+        "metadata": {
+            "name": name,
+            "namespace": metadata["namespace"],
+            **{field: values for field, values in kept.items() if values},
+        },
+        "spec": {**spec, **replaced},
+    }
+
+
+def _own(marks: Object) -> Object:
+    """Returns the labels or annotations that no tool keeps for itself."""
+    return {
+        key: value
+        for key, value in marks.items()
+        if key not in _OF_TOOLS and key.partition("/")[0] not in _DOMAINS_OF_TOOLS
+    }
+
+
+def next_names(name: str) -> Iterator[str]:
+    """Yields names for copies of a job: ``bot-2``, ``bot-3`` … for ``bot``, and ``bot-8`` … for ``bot-7``."""
+    numbered = re.fullmatch(r"(.+)-(\d{1,6})", name)
+    stem, last = (numbered[1], int(numbered[2])) if numbered else (name, 1)
+    return (with_suffix(stem, f"-{number}") for number in count(last + 1))
+
+
 async def cloned_manifest(connection: "Connection", source: str, given: NewJob) -> str:
     """Returns the manifest of a job that is like ``source``, under a name that is free.
 
@@ -204,6 +257,6 @@ def show_next(text: str, file: Path | None, write: Callable[[str], None]) -> Non
     job = next(read_documents(text)).content["metadata"]["name"]
     write(f"Wrote {file}. Next:" if file else "Next, with the manifest in a file:")
     write(f"  finetune validate -f {place}")
-    write(f"  finetune plan -f {place} -f PROFILE.yaml  # `finetune profiles PROFILE -o yaml` prints it")
+    write(f"  finetune plan -f {place}")
     write(f"  kubectl apply -f {place}")
     write(f"  finetune watch {job}")

@@ -83,7 +83,7 @@ def facts(report: PlanReport) -> dict[str, Any]:
             "pastRuns": _past(report),
         },
         "cost": _cost(report),
-        "unknown": [{"what": each.what, "learn": each.learn} for each in report.unknown],
+        "unknown": [{"what": what, "learn": learn} for what, learn in report.unknown],
     }
     if report.monthly_chip_hours is not None:
         found["monthlyChipHours"] = report.monthly_chip_hours
@@ -146,7 +146,7 @@ def _least(report: PlanReport, value: float | None) -> float | None:
 
 def _past(report: PlanReport) -> dict[str, Any] | None:
     """Returns what past trainings of the shape took, by the ledger; None if it contains none or is not read."""
-    past, total, hours = report.past, report.past_seconds, report.past_chip_hours
+    past, total = report.past, report.past_seconds
     if past is None:
         return None
     return {
@@ -155,7 +155,7 @@ def _past(report: PlanReport) -> dict[str, Any] | None:
         "steps": {"low": past.fewest_steps, "high": past.most_steps},
         "secondsPerStep": _range(past.low, past.median, past.high),
         "trainingSeconds": _range(*total) if total else None,
-        "chipHours": _range(*hours) if hours else None,
+        "chipHours": _range(*map(report.chip_hours, total)) if total else None,
     }
 
 
@@ -170,9 +170,9 @@ def _interval(low: float | None) -> dict[str, float | None]:
 
 
 def _cost(report: PlanReport) -> dict[str, Any]:
-    plan, hours = report.plan, _least(report, report.chip_hours)
+    plan, seconds = report.plan, _least(report, report.training_seconds)
     price = plan.placement.chip_hour_price
-    low = None if price is None or hours is None else float(f"{hours * price:.6g}")
+    low = None if price is None or seconds is None else float(f"{report.chip_hours(seconds) * price:.6g}")
     most = plan.budget.cost.most if plan.budget.cost else None
     return {
         "source": "chipHourPrice",

@@ -86,7 +86,7 @@ def _facts(report: PlanReport) -> Iterator[tuple[str, Iterable[str]]]:
     later = sorted({note for jobset in report.job.jobsets for note in _later(jobset)})
     yield "Known later", ["; ".join(later)] if later else []
     yield "Not checked", [report.job.remark] if report.job.remark else []
-    yield "Unknown", (f"{each.what}: {each.learn}" for each in report.unknown)
+    yield "Unknown", map(": ".join, report.unknown)
 
 
 def _considered(report: PlanReport) -> Iterator[str]:
@@ -190,9 +190,9 @@ def _past(report: PlanReport) -> Iterator[str]:
         low, middle, high = map(duration, total)
         most = "at most " if report.steps.at_most else ""
         yield f"{middle} ({low} to {high}) for {most}{report.steps.steps:,} steps"
-    hours, price = report.past_chip_hours, plan.placement.chip_hour_price
-    if hours is not None and price is not None:
-        low, middle, high = (f"{each * price:,.2f}" for each in hours)
+    price = plan.placement.chip_hour_price
+    if total is not None and price is not None:
+        low, middle, high = (f"{report.chip_hours(seconds) * price:,.2f}" for seconds in total)
         yield f"{middle} {plan.currency} ({low} to {high}): that time at the profile's chipHourPrice"
     attempts = f"{past.attempts} attempt{'' if past.attempts == 1 else 's'}"
     jobs = f"{past.jobs} job{'' if past.jobs == 1 else 's'}"
@@ -213,8 +213,9 @@ def _money(report: PlanReport) -> Iterator[tuple[str, Sequence[str]]]:
         price = exact(plan.placement.chip_hour_price)
         cost = f"{money(price * plan.chips)} {plan.currency} per hour"
         yield "Price", [f"{cost} ({plan.chips} chips x {money(price)})"]
-        if report.chip_hours is not None and report.steps is not None:
-            least = f"{report.chip_hours * plan.placement.chip_hour_price:,.2f} {plan.currency}"
+        if report.training_seconds is not None and report.steps is not None:
+            hours = report.chip_hours(report.training_seconds)
+            least = f"{hours * plan.placement.chip_hour_price:,.2f} {plan.currency}"
             all_steps = " if all steps are needed" if report.steps.at_most else ""
             yield "Cost", [f"at least {least}{all_steps}: that time at the profile's chipHourPrice"]
     ceilings = ((plan.budget.chip_hours, "chip hours"), (plan.budget.cost, plan.currency))

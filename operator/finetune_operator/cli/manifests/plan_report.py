@@ -57,15 +57,6 @@ class CpuNeeds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnknownValue:
-    """Something that only a later step or a further input can tell."""
-
-    what: str
-    learn: str
-    """How to learn it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanReport:
     """A job's plan and what follows from it."""
 
@@ -85,18 +76,16 @@ class PlanReport:
     """Past trainings of the same shape. None: no ledger is read, or it contains none."""
     reads_past: bool
     """Whether a ledger is read."""
-    unknown: Sequence[UnknownValue]
+    unknown: Sequence[tuple[str, str]]
+    """What only a later step or a further input can tell, and how to learn it."""
+    monthly_chip_hours: float | None
+    """Chip hours that all jobs of the namespace together may use in a month; None if the profile sets no limit."""
     refusals: Sequence[CliError]
     """Why preflight would certainly refuse the job, whose model is known."""
 
     @property
     def plan(self) -> Plan:
         return self.job.plan
-
-    @property
-    def monthly_chip_hours(self) -> float | None:
-        """Chip hours that all jobs of the namespace together may use in a month; None if the profile sets no limit."""
-        return _monthly(self.job)
 
     def memory_on(self, shape: TpuShape | None) -> TrainingMemory | None:
         """Returns the memory on a slice; None if it is not known."""
@@ -109,10 +98,9 @@ class PlanReport:
             return None
         return self.steps.steps * self.step_seconds
 
-    @property
-    def chip_hours(self) -> float | None:
-        """Chip hours of :attr:`training_seconds`."""
-        return None if self.training_seconds is None else self.training_seconds * self.plan.chips / 3600
+    def chip_hours(self, seconds: float) -> float:
+        """Chip hours of a time on all chips of the job."""
+        return seconds * self.plan.chips / 3600
 
     @property
     def past_seconds(self) -> tuple[float, float, float] | None:
@@ -122,14 +110,6 @@ class PlanReport:
             return None
         each = self.past
         return each.low * self.steps.steps, each.median * self.steps.steps, each.high * self.steps.steps
-
-    @property
-    def past_chip_hours(self) -> tuple[float, float, float] | None:
-        """Chip hours of :attr:`past_seconds`."""
-        if self.past_seconds is None:
-            return None
-        low, median, high = (each * self.plan.chips / 3600 for each in self.past_seconds)
-        return low, median, high
 
 
 def report_of(job: PlannedJob, known: KnownInputs, where: str) -> PlanReport:
@@ -141,6 +121,7 @@ def report_of(job: PlannedJob, known: KnownInputs, where: str) -> PlanReport:
     identity = _identity(plan, model) if model else None
     steps, memory = step_count(plan, known.rows), candidates_memory(plan, model) if model else {}
     least, shape = least_step_seconds(plan, model) if model else None, TrainingShape.of_plan(plan)
+    monthly = lookup(job.admission.stored.profile, "constraints.chipHoursPerMonth")
     considered = considered_slices(job.admission.job, job.admission.stored, plan)
     found: list[CliError] = []
     if model and identity:
@@ -158,7 +139,8 @@ def report_of(job: PlannedJob, known: KnownInputs, where: str) -> PlanReport:
         step_seconds=least,
         past=known.past.of(shape, steps.steps if steps else None, least) if known.past else None,
         reads_past=known.past is not None,
-        unknown=list(_unknown(plan, known, steps, monthly=_monthly(job) is not None)),
+        unknown=list(_unknown(plan, known, steps, monthly=monthly is not None)),
+        monthly_chip_hours=None if monthly is None else float(monthly),
         refusals=[CliError(f"{where}: {plan.job.name}: {each.message}", fix=each.fix) for each in found],
     )
 
@@ -245,40 +227,24 @@ def _needs(plan: Plan, stage: Stage, model: ModelShape | None, identity: ModelId
     )
 
 
-def _monthly(job: PlannedJob) -> float | None:
-    found = lookup(job.admission.stored.profile, "constraints.chipHoursPerMonth")
-    return None if found is None else float(found)
-
-
 def _unknown(
     plan: Plan, known: KnownInputs, steps: StepCount | None, *, monthly: bool
-) -> Iterator[UnknownValue]:
+) -> Iterator[tuple[str, str]]:
     if known.model is None:
-        yield UnknownValue(
-            what="parameters, memory per chip, memory and disk of Convert and Export, least time",
-            learn="--model-config FILE, the model's config.json",
-        )
+        what = "parameters, memory per chip, memory and disk of Convert and Export, least time"
+        yield what, "--model-config FILE, the model's config.json"
     elif known.model.dtype_bytes is None:
-        yield UnknownValue(what="disk of Convert and Export", learn=_PLAN_ONLY)
+        yield "disk of Convert and Export", _PLAN_ONLY
     if steps is None:
         given = known.rows is not None
-        yield UnknownValue(
-            what="number of steps", learn=_PLAN_ONLY if given else "--rows N, the number of training rows"
-        )
+        yield "number of steps", _PLAN_ONLY if given else "--rows N, the number of training rows"
     if plan.use_cache == "Use":
-        yield UnknownValue(
-            what="whether the converted model and the prepared data are in the cache", learn=_PLAN_ONLY
-        )
+        yield "whether the converted model and the prepared data are in the cache", _PLAN_ONLY
     if monthly:
-        yield UnknownValue(
-            what="what is left of the namespace's chip hours of this month", learn="finetune profiles"
-        )
-    yield UnknownValue(what="exact memory, and the upper end of time and cost", learn=_PLAN_ONLY)
+        yield "what is left of the namespace's chip hours of this month", "finetune profiles"
+    yield "exact memory, and the upper end of time and cost", _PLAN_ONLY
     if known.past is None:
-        yield UnknownValue(
-            what="how long such trainings have taken",
-            learn=f"--ledger URI if you may read it, or {_PLAN_ONLY}",
-        )
+        yield "how long such trainings have taken", f"--ledger URI if you may read it, or {_PLAN_ONLY}"
 
 
 def read_model_config(file: Path) -> ModelShape:

@@ -22,6 +22,11 @@ class Series:
         return [(x, y) for x, y in self._ordered if y is not None and math.isfinite(y)]
 
     @property
+    def not_finite(self) -> list[float]:
+        """The x of each value that is NaN or infinite, ascending."""
+        return sorted(x for x, y in self.points if y is not None and not math.isfinite(y))
+
+    @property
     def _ordered(self) -> list[tuple[float, float | None]]:
         return sorted((each for each in self.points if math.isfinite(each[0])), key=lambda each: each[0])
 

@@ -2,12 +2,14 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from operator import itemgetter
 
 from finetune_contract import ExitCode, Failure, FailureClass, Outcome, Stage, TrainOutcome
 from finetune_operator.objects import Object
 from finetune_operator.results.records import (
     MOST_ATTEMPTS,
+    AttemptPlace,
     AttemptRecords,
     RunRecords,
     list_at,
@@ -19,9 +21,6 @@ from finetune_operator.results.report.model import AttemptReport, Attempts
 
 _JOBSET = re.compile(r"-(?:prep|conv|train|eval|export)-([0-9]{1,6})$")
 _STAGES = tuple(Stage)
-
-type Key = tuple[Stage, int, int]
-"""Stage, number of the JobSet, restart."""
 
 
 def attempts(run: RunRecords) -> Attempts | None:
@@ -53,9 +52,9 @@ def attempts(run: RunRecords) -> Attempts | None:
     )
 
 
-def _history(counted: object) -> tuple[Mapping[Key, Object], Sequence[tuple[Stage, int, Object]]]:
+def _history(counted: object) -> tuple[Mapping[AttemptPlace, Object], Sequence[tuple[Stage, int, Object]]]:
     """Returns the entries of ``status.attempts.history``: of attempts, and of evictions, which name no JobSet."""
-    ended: dict[Key, Object] = {}
+    ended: dict[AttemptPlace, Object] = {}
     evictions: list[tuple[Stage, int, Object]] = []
     for entry in list_at(counted, "history"):
         name, number = lookup(entry, "stage"), whole_at(entry, "attempt")
@@ -106,15 +105,11 @@ def _attempt(records: AttemptRecords, entry: Object, *, runs: bool) -> AttemptRe
 
 def _eviction(stage: Stage, number: int, entry: Object) -> AttemptReport:
     """Returns a run of an attempt that a queue has ended, or an attempt whose JobSet is not known."""
-    return AttemptReport(
+    evicted = text_at(entry, "class") == FailureClass.QUOTA
+    return replace(
+        _attempt(AttemptRecords(stage=stage, number=number), entry, runs=False),
         name=f"{stage}, attempt {number}",
-        outcome="Evicted" if text_at(entry, "class") == FailureClass.QUOTA else _ended(entry),
-        failure_class=text_at(entry, "class"),
-        reason=text_at(entry, "reason"),
-        node=text_at(entry, "node"),
-        start_step=whole_at(entry, "startStep"),
-        end_step=whole_at(entry, "endStep"),
-        lost_steps=whole_at(entry, "lostSteps"),
+        outcome="Evicted" if evicted else _ended(entry),
     )
 
 
@@ -141,7 +136,7 @@ def _class_of(failure: Failure | None) -> FailureClass | None:
     return None if failure is None or failure.code == ExitCode.STOPPED else failure.failure_class
 
 
-def _running(status: Object) -> Key | None:
+def _running(status: Object) -> AttemptPlace | None:
     """Returns the attempt that the status shows as running."""
     for stage in list_at(status, "stages"):
         name, match = lookup(stage, "name"), _JOBSET.search(text_at(stage, "jobSet") or "")

@@ -16,10 +16,9 @@ from finetune_operator.results.records import (
     whole_at,
 )
 from finetune_operator.results.report.attempts import attempts
-from finetune_operator.results.report.bounds import bounded
 from finetune_operator.results.report.curves import loss_curve, other_curves
 from finetune_operator.results.report.evaluation import answers, evaluation
-from finetune_operator.results.report.model import FailureReport, Report, StageReport, Waiting
+from finetune_operator.results.report.model import FailureReport, Report, StageReport, Waiting, bounded
 from finetune_operator.results.report.results import configuration, data, files
 from finetune_operator.results.report.usage import usage
 

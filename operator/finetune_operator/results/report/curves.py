@@ -1,13 +1,13 @@
 """The charts of a training: losses, throughput, and what else was measured at each step."""
 
-import math
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from finetune_contract.method import PreferenceMethod
 from finetune_operator.results.comparison.throughput import rates
+from finetune_operator.results.pages.series import Series
 from finetune_operator.results.records import RunRecords, decimal_at, list_at, whole_at
-from finetune_operator.results.report.model import MetricCurve, NamedPoints
+from finetune_operator.results.report.model import MetricCurve
 from finetune_operator.results.training_metrics import TrainingMetrics
 
 #: Points of the throughput.
@@ -52,7 +52,7 @@ def other_curves(metrics: TrainingMetrics) -> Iterator[MetricCurve]:
             yield MetricCurve(title=title, unit="", series=[line])
 
 
-def _losses(metrics: TrainingMetrics) -> Iterator[NamedPoints]:
+def _losses(metrics: TrainingMetrics) -> Iterator[Series]:
     yield _series("training loss", metrics.column("loss").points())
     yield _series("validation loss", metrics.column("evaluation_loss").points())
     for name in metrics.names:
@@ -71,19 +71,13 @@ def _thinned(run: RunRecords) -> list[tuple[int, float]]:
     return sorted(found)
 
 
-def _series(name: str, points: Sequence[tuple[int, float]]) -> NamedPoints:
-    others = [step for step, value in points if not math.isfinite(value)]
-    return NamedPoints(
-        name=name[:128],
-        points=points,
-        not_finite=len(others),
-        first_not_finite=min(others, default=None),
-    )
+def _series(name: str, points: Sequence[tuple[int, float]]) -> Series:
+    return Series(name=name[:128], points=points)
 
 
 def _speed(metrics: TrainingMetrics) -> Iterator[MetricCurve]:
     steps, points = rates(metrics, _WINDOWS)
     unit = "trained tokens per second"
-    line = NamedPoints(name=unit if steps == 1 else f"{unit}, mean of {steps} steps", points=points)
+    line = Series(name=unit if steps == 1 else f"{unit}, mean of {steps} steps", points=points)
     if points:
         yield MetricCurve(title="Throughput", unit=unit, series=[line])

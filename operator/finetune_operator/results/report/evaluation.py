@@ -9,8 +9,7 @@ from finetune_operator.results.comparison.compare import compared
 from finetune_operator.results.comparison.model import MetricComparison
 from finetune_operator.results.errors import NotComparableError
 from finetune_operator.results.records import RunRecords
-from finetune_operator.results.report.bounds import bounded
-from finetune_operator.results.report.model import Answer, Answers, EvaluationReport
+from finetune_operator.results.report.model import Answer, Answers, EvaluationReport, bounded
 
 #: Number of metrics, and of prompts whose answers are shown.
 _MOST_METRICS, MOST_ANSWERS = 200, 20

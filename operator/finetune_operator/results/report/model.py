@@ -6,10 +6,17 @@ Texts are of bounded length, and may contain anything: a page must escape them.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
+
+from pydantic import BaseModel
 
 from finetune_contract import Artifact, BenchmarkReport, DataReport, GateOutcome, Sample
 from finetune_operator.results.comparison.model import Change, ComparedJob, MetricComparison
 from finetune_operator.results.model_manifest import ManifestFile
+from finetune_operator.results.pages.series import Series
+
+#: The largest integer that is shown. Records have smaller ones, unless they are forged.
+_MOST = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,26 +91,14 @@ class TimeAndCost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NamedPoints:
-    """One line of a chart."""
-
-    name: str
-    points: Sequence[tuple[int, float]]
-    """Step and value of each measurement in the order of the steps; a value may be NaN or infinite."""
-    not_finite: int = 0
-    """Number of values that are NaN or infinite."""
-    first_not_finite: int | None = None
-    """The first step with such a value."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MetricCurve:
     """A chart over the steps of the training."""
 
     title: str
     unit: str
     """Unit of the values; empty for a number without unit."""
-    series: Sequence[NamedPoints]
+    series: Sequence[Series]
+    """Of each measurement the step and the value, which may be NaN or infinite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,3 +255,27 @@ class Report:
     """Parts that the report does not have, and why."""
     unreadable: Sequence[str] = ()
     """A sentence for each record, or part of one, that is unreadable."""
+
+
+def bounded[T](value: T, *, text: int = 1024, items: int = 32) -> T:
+    """Returns a record, list or text with at most ``text`` characters in each text and ``items`` entries in each list.
+
+    A text that is cut ends in ``…``; integers are limited to 63 bits.
+    """
+    found: Any = value
+    match found:
+        case str():
+            found = found if len(found) <= text else f"{found[: text - 1]}…"
+        case bool():
+            pass
+        case int():
+            found = max(-_MOST, min(found, _MOST))
+        case BaseModel():
+            fields = {name: bounded(each, text=text, items=items) for name, each in found}
+            found = found.model_copy(update=fields)
+        case Mapping():
+            some = list(found.items())[:items]
+            found = {bounded(key, text=text): bounded(each, text=text, items=items) for key, each in some}
+        case list() | tuple():
+            found = type(found)([bounded(each, text=text, items=items) for each in found[:items]])
+    return found  # type: ignore[no-any-return]

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from finetune_contract import Artifact, DatasetDetails, SampleRow
 from finetune_operator.results.comparison.configuration import settings_of
 from finetune_operator.results.records import RunRecords, decimal_at, list_at, lookup, text_at, whole_at
-from finetune_operator.results.report.bounds import bounded
 from finetune_operator.results.report.model import (
     CheckpointReport,
     Configuration,
     DataSummary,
     ExportReport,
     Files,
+    bounded,
 )
 
 #: Datasets that are shown; of each the buckets of its histogram, the kinds of notable rows, and the first places.

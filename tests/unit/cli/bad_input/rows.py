@@ -55,6 +55,7 @@ ROWS = [
         words=("plan", "-f", QUICKSTART, "--profile", LOCAL, "--ledger", f"file://{FOLDER}/ledger"),
         cluster=False, store=True,
     ),
+    CommandRow(words=("plan", "-f", QUICKSTART), whole_cluster=True),
     CommandRow(words=("validate", "-f", QUICKSTART), cluster=False),
     CommandRow(words=("profiles",), whole_cluster=True),
     # The stand-in has neither JobSet nor an operator.

@@ -98,7 +98,7 @@ sys.meta_path.insert(0, Finder())
     [
         "typer",
         "finetune_operator.cli.commands",
-        "finetune_operator.cli.options",
+        "finetune_operator.cli.connect.options",
         "pydantic",
         "finetune_operator.api",
     ],

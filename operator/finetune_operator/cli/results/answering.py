@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from finetune_operator.cli import text
-from finetune_operator.cli.adapter import AdapterConfig
 from finetune_operator.cli.errors import CliError
+from finetune_operator.cli.results.adapter import AdapterConfig
 
 _PROGRAM = Path(__file__).with_name("answer.py")
 _PROBE = (

@@ -11,9 +11,10 @@ from tempfile import TemporaryDirectory
 from typing import BinaryIO
 
 from finetune_operator.artifacts.port import ListingTooLarge, ObjectStore
-from finetune_operator.cli import status_view, text
+from finetune_operator.cli import job_status, text
+from finetune_operator.cli.connect.store import explained
 from finetune_operator.cli.errors import CliError
-from finetune_operator.cli.run_folder import JobRun, explained
+from finetune_operator.cli.results.run_folder import JobRun
 from finetune_operator.results.model_manifest import is_safe
 
 #: Seconds between two copies of what a training has added. TensorBoard reads its folder every 5 s.
@@ -164,5 +165,5 @@ def _no_metrics(run: JobRun) -> CliError:
         return CliError(where)
     return CliError(
         where,
-        fix=f"It is {status_view.phase_of(run.job)}; `finetune watch {run.name}` shows when it trains.",
+        fix=f"It is {job_status.phase_of(run.job)}; `finetune watch {run.name}` shows when it trains.",
     )

@@ -11,10 +11,11 @@ from rich.text import Text
 
 from finetune_operator.artifacts.port import ObjectStore
 from finetune_operator.cli.app import echo
-from finetune_operator.cli.compare_view import Line, comparison_lines
-from finetune_operator.cli.connection import Connection
+from finetune_operator.cli.connect.connection import Connection
+from finetune_operator.cli.connect.store import explained
 from finetune_operator.cli.errors import CliError
-from finetune_operator.cli.run_folder import explained
+from finetune_operator.cli.results.compare_view import Line, comparison_lines
+from finetune_operator.cli.results.run_folder import existing_job
 from finetune_operator.cli.text import one_line
 from finetune_operator.results.comparison.compare import MOST_RUNS, compared
 from finetune_operator.results.comparison.model import Comparison
@@ -54,8 +55,8 @@ def show_comparison(comparison: Comparison, output: str, *, force: bool) -> None
         # In ASCII, since its texts come from run folders.
         echo(json.dumps(json.loads(comparison.model_dump_json(by_alias=True)), indent=2))
     else:
-        from finetune_operator.cli.compare_page import comparison_page
         from finetune_operator.cli.output_file import save
+        from finetune_operator.cli.results.compare_page import comparison_page
 
         file = output.partition("=")[2]
         save(comparison_page(comparison), Path(file), force=force)
@@ -84,12 +85,8 @@ async def run_records(name: str, connection: Connection | None, store: ObjectSto
         if "://" in name:
             return await records_at(name, store)
         assert connection is not None, "jobs are read from a cluster"
-        try:
-            job = await connection.job(name)
-        except CliError as error:
-            advice = "A deleted job is compared by the URI of its run folder (gs://... or file:///...)."
-            raise CliError(error.message, fix=f"{error.fix} {advice}".strip()) from error
-        return await records_of_job(job, store)
+        advice = "A deleted job is compared by the URI of its run folder (gs://... or file:///...)."
+        return await records_of_job(await existing_job(connection, name, advice), store)
 
 
 async def records_of(

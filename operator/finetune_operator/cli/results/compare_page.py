@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from markupsafe import Markup
 
-from finetune_operator.cli.compare_view import (
+from finetune_operator.cli.results.compare_view import (
     NOT_SET,
     UNKNOWN,
     about_text,

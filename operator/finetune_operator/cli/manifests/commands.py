@@ -1,13 +1,12 @@
-"""Commands on manifests, without a cluster: init, plan, validate."""
+"""Commands on manifests: init, plan, validate."""
 
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from finetune_operator.cli.app import BEFORE, app, echo, print_error
-from finetune_operator.cli.options import (
+from finetune_operator.cli.connect.options import (
     ClusterOptions,
     ManifestFiles,
     ManifestNamespace,
@@ -165,15 +164,7 @@ def init(  # noqa: PLR0917  typer passes options by name
     show_next(text, output, lambda line: echo(line, err=True))
 
 
-class PlanOutput(StrEnum):
-    """Output formats of ``plan``."""
-
-    TEXT = "text"
-    JSON = "json"
-    YAML = "yaml"
-
-
-@app.command(rich_help_panel=BEFORE)
+@cluster_command(BEFORE)
 def plan(  # noqa: PLR0917
     files: ManifestFiles,
     more: MoreFiles = None,
@@ -182,7 +173,7 @@ def plan(  # noqa: PLR0917
         Path | None,
         typer.Option(
             "--profile",
-            help="Manifest of the FineTuneProfile; default: the one among the other manifests.",
+            help="Manifest of the FineTuneProfile. Default: the one among the other manifests, or else the cluster's.",
             metavar="FILE",
         ),
     ] = None,
@@ -208,16 +199,27 @@ def plan(  # noqa: PLR0917
         ),
     ] = None,
     output: Annotated[
-        PlanOutput,
+        Literal["text", "json", "yaml"],
         typer.Option(
             "--output", "-o", help="json: facts and JobSets; yaml: every JobSet, one document each."
         ),
-    ] = PlanOutput.TEXT,
-    namespace: ManifestNamespace = None,
+    ] = "text",
+    offline: Annotated[bool, typer.Option("--offline", help="Do not ask a cluster for the profile.")] = False,
+    namespace: Annotated[
+        str | None,
+        typer.Option(
+            "--namespace",
+            "-n",
+            help="Of a job whose manifest names none; else it is default, or the context's if a cluster is asked.",
+            metavar="NS",
+        ),
+    ] = None,
+    *,
+    cluster: ClusterOptions,
 ) -> None:
-    """Show what jobs would do, without a cluster: stages, TPU and the reason for it, batch size, names, run folder.
+    """Show what jobs would do: stages, TPU and the reason for it, batch size, names, run folder.
     Exit code 1 if a job would be refused."""
-    from finetune_operator.cli.manifests.plan import planned_jobs, shown_plans
+    from finetune_operator.cli.manifests.plan import cluster_profiles, planned_jobs, shown_plans
     from finetune_operator.cli.manifests.plan_report import KnownInputs, read_model_config
     from finetune_operator.cli.text import plain
 
@@ -229,12 +231,16 @@ def plan(  # noqa: PLR0917
         namespace,
         recursive=recursive,
         known=KnownInputs(model=model, rows=rows, past=past),
+        ask=lambda: None if offline else cluster.ask(cluster_profiles),
     )
+    if found.cluster:
+        names = ", ".join(dict.fromkeys(found.profiles))
+        echo(plain(f"{f'Profile {names}' if names else 'No profile'} of {found.cluster}."), err=True)
     if found.jobs:
-        echo(shown_plans(found.jobs, output.value))
+        echo(shown_plans(found.jobs, output))
     for error in found.errors:
         print_error(error)
-    if found.skipped and output is PlanOutput.TEXT:
+    if found.skipped and output == "text":
         echo(plain(found.skipped), err=True)
     if found.errors:
         raise typer.Exit(1)

@@ -11,13 +11,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
-from finetune_operator.artifacts.port import ObjectStore, StorageError
-from finetune_operator.cli.adapter import read_adapter
-from finetune_operator.cli.errors import CliError
-from finetune_operator.cli.exports import ExportedFolder, open_export
-from finetune_operator.cli.options import ExportName
-from finetune_operator.cli.run_folder import JobRun, caller_store, explained
-from finetune_operator.cli.target_folder import ByteCount, PartialFile, TargetFolder
+from finetune_operator.artifacts.port import ObjectStore
+from finetune_operator.cli.connect.options import ExportName
+from finetune_operator.cli.connect.store import caller_store, explained
+from finetune_operator.cli.errors import CliError, task_group
+from finetune_operator.cli.results.adapter import read_adapter
+from finetune_operator.cli.results.exports import ExportedFolder, open_export
+from finetune_operator.cli.results.run_folder import JobRun
+from finetune_operator.cli.results.target_folder import ByteCount, PartialFile, TargetFolder
 from finetune_operator.results.model_manifest import MANIFEST, ManifestFile, sha256_of
 
 
@@ -105,12 +106,9 @@ async def copy_files(
         while left:
             await _copy(store, uri, left.popleft(), target, progress)
 
-    try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(_FILES, len(files))):
-                group.create_task(worker())
-    except* (CliError, StorageError, OSError) as errors:
-        raise errors.exceptions[0] from None
+    async with task_group() as group:
+        for _ in range(min(_FILES, len(files))):
+            group.create_task(worker())
 
 
 async def _copy(

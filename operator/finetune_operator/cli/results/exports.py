@@ -7,10 +7,11 @@ from pydantic import ValidationError
 
 from finetune_contract import ExportOutcome
 from finetune_operator.artifacts.port import ObjectStore, ObjectTooLarge
-from finetune_operator.cli import status_view, text
+from finetune_operator.cli import job_status, text
+from finetune_operator.cli.connect.options import ExportName
+from finetune_operator.cli.connect.store import explained, explanation
 from finetune_operator.cli.errors import CliError
-from finetune_operator.cli.options import ExportName
-from finetune_operator.cli.run_folder import JobRun, explained
+from finetune_operator.cli.results.run_folder import JobRun
 from finetune_operator.objects import Object
 from finetune_operator.results.model_manifest import (
     MANIFEST,
@@ -62,7 +63,7 @@ def _of_status(run: JobRun, job: Object) -> Mapping[ExportName, str]:
     known = {run.folder.exported(name): name for name in ExportName}
     return {
         known[each["uri"]]: str(each.get("digest"))
-        for each in status_view.status_of(job).get("artifacts") or []
+        for each in job_status.status_of(job).get("artifacts") or []
         if each.get("uri") in known
     }
 
@@ -87,13 +88,11 @@ async def _of_record(run: JobRun, store: ObjectStore) -> Mapping[ExportName, str
 
 
 async def _manifest(run: JobRun, uri: str, store: ObjectStore) -> bytes:
-    try:
-        with explained():
+    with explained():
+        try:
             content = await store.read(uri, limit=MANIFEST_LIMIT)
-    except CliError as error:
-        if isinstance(error.__cause__, ObjectTooLarge):
-            raise CliError(error.message, fix=_again(run)) from error
-        raise
+        except ObjectTooLarge as error:
+            raise CliError(explanation(error).message, fix=_again(run)) from error
     if content is None:
         raise CliError(
             f"The export is incomplete: there is no {uri}.",
@@ -121,7 +120,7 @@ def _not_exported(run: JobRun, wanted: ExportName | None, exported: list[ExportN
 
 def why_not_exported(job: Object) -> CliError:
     """Returns why a job has exported nothing, and what to do."""
-    name, phase, status = job["metadata"]["name"], status_view.phase_of(job), status_view.status_of(job)
+    name, phase, status = job["metadata"]["name"], job_status.phase_of(job), job_status.status_of(job)
     failure = status.get("failure") or {}
     if phase == "Failed" and failure.get("reason") == "GateNotMet" and not job["spec"].get("cancel"):
         return CliError(
@@ -154,7 +153,7 @@ def _failed(job: Object, failure: Mapping[str, object]) -> CliError:
             fix=f"`finetune status {name}` shows what to change, and whether in this job, before "
             f"`finetune retry {name}`, or in a copy of it.",
         )
-    folder = status_view.run_folder(job)
+    folder = job_status.run_folder(job)
     return CliError(
         f"{name} was cancelled{where} and has exported nothing.",
         fix="A cancelled job cannot be retried; another job continues it with spec.resumeFrom.runFolder"

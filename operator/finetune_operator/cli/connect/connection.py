@@ -21,7 +21,7 @@ from finetune_operator.cluster.port import (
     ResourceKind,
     Unavailable,
 )
-from finetune_operator.cluster.requests import Query, Request, error_from
+from finetune_operator.cluster.requests import JSON, METADATA_LIST, Query, Request, error_from
 from finetune_operator.objects import Object
 
 type Objects = Mapping[str, Object]
@@ -49,6 +49,7 @@ class Connection(ApiServerClient):
         configuration: Configuration,
         namespace: str,
         *,
+        context: str = "",
         options: Sequence[str] = (),
         renew: Renew | None = None,
         sleep: Sleep = asyncio.sleep,
@@ -58,12 +59,14 @@ class Connection(ApiServerClient):
         Args:
             configuration: the API server and the credentials.
             namespace: of the jobs.
+            context: name of the kubeconfig's context; empty in a pod.
             options: with which another command reaches the same cluster as the same user.
             renew: returns a configuration with new credentials; None: there are no others.
             sleep: waits between two requests.
         """
         super().__init__(configuration)
         self.namespace = namespace
+        self.context = context
         self.options = options
         self.server = str(configuration.host)
         self._new_credentials = renew
@@ -86,7 +89,7 @@ class Connection(ApiServerClient):
 
     async def names(self) -> AsyncIterator[str]:
         """Yields the names of the namespace's jobs, without reading the jobs."""
-        async for job in self._items(JOBS, self.pages(JOBS, self.namespace, metadata_only=True)):
+        async for job in self._listed(JOBS, self.namespace, accept=METADATA_LIST):
             yield str(job["metadata"]["name"])
 
     async def has_job(self, name: str) -> bool:
@@ -148,18 +151,13 @@ class Connection(ApiServerClient):
             kind, metadata.get("namespace"), metadata["name"], uid=metadata["uid"], foreground=False
         )
 
-    def _listed(
-        self, kind: ResourceKind, namespace: str | None, selector: str | None = None
+    async def _listed(
+        self, kind: ResourceKind, namespace: str | None, selector: str | None = None, *, accept: str = JSON
     ) -> AsyncIterator[Object]:
         """Yields objects page by page: ten thousand jobs have more bytes than the client takes at once."""
         selectors = [("labelSelector", selector)] if selector else []
-        return self._items(kind, self._pages(kind, namespace, selectors))
-
-    async def _items(
-        self, kind: ResourceKind, pages: AsyncIterator[Sequence[Object]]
-    ) -> AsyncIterator[Object]:
         try:
-            async for page in pages:
+            async for page in self._pages(kind, namespace, selectors, accept=accept):
                 for item in page:
                     yield item
         except NotFound as error:

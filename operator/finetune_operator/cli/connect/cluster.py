@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from kubernetes.aio.client import Configuration
 
-from finetune_operator.cli.connection import Connection
+from finetune_operator.cli.connect.connection import Connection
 from finetune_operator.cli.errors import CliError, close_names
 from finetune_operator.cli.text import one_line
 from finetune_operator.cluster.connect import (
@@ -35,6 +35,7 @@ async def connect(
             connection = Connection(
                 found.configuration,
                 namespace or found.namespace,
+                context=found.name,
                 options=_options(path, found.name, user),
                 renew=renew,
             )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -15,10 +15,10 @@ from finetune_operator.cli.errors import CliError
 
 if TYPE_CHECKING:
     from finetune_contract import Stage
-    from finetune_operator.cli.connection import Connection
+    from finetune_operator.cli.connect.connection import Connection
 
-#: Limit of a completion: a shell waits for it.
-_COMPLETION_SECONDS = 3.0
+#: Limit of a question that a command can do without, or a shell waits for.
+_SECONDS = 3.0
 
 
 def complete_names(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -47,7 +47,7 @@ def _completions(
 ) -> list[str]:
     given = {name: ctx.params.get(name) for name in _CLUSTER_OPTIONS}
     try:
-        found = ClusterOptions(**given).run(names, seconds=_COMPLETION_SECONDS)
+        found = ClusterOptions(**given).run(names, seconds=_SECONDS)
         return [name for name in found if name.startswith(incomplete)]
     except (CliError, TimeoutError):
         return []
@@ -99,14 +99,8 @@ Context = Annotated[
     str | None, typer.Option("--context", help="Context of the kubeconfig; default: its current one.")
 ]
 User = Annotated[str | None, typer.Option("--as", help="User to impersonate, as in kubectl.", metavar="USER")]
-
-
-class ObjectOutput(StrEnum):
-    """Output formats of whole objects."""
-
-    JSON = "json"
-    YAML = "yaml"
-    NAME = "name"
+ObjectOutput = Literal["json", "yaml", "name"]
+"""Output formats of whole objects."""
 
 
 class ExportName(StrEnum):
@@ -153,7 +147,7 @@ class ClusterOptions:
 
     def run[T](self, command: Callable[["Connection"], Awaitable[T]], *, seconds: float | None = None) -> T:
         """Runs one command against the cluster. Raises TimeoutError after ``seconds``, CliError and what it raises."""
-        from finetune_operator.cli.connect import connect
+        from finetune_operator.cli.connect.cluster import connect
 
         async def run() -> T:
             path = str(self.kubeconfig) if self.kubeconfig else None
@@ -166,6 +160,18 @@ class ClusterOptions:
                 return await command(connection)
 
         return asyncio.run(run())
+
+    def ask[T](self, question: Callable[["Connection"], Awaitable[T]]) -> T | None:
+        """Asks what a command can do without. Returns None if no cluster answers in 3 s.
+
+        Raises CliError if the options name a cluster that cannot be asked.
+        """
+        try:
+            return self.run(question, seconds=_SECONDS)
+        except (CliError, TimeoutError) as error:
+            if isinstance(error, CliError) and (self.kubeconfig or self.context or self.user):
+                raise
+            return None
 
 
 _CLUSTER_OPTIONS = {"namespace": Namespace, "kubeconfig": Kubeconfig, "context": Context, "user": User}

@@ -15,14 +15,15 @@ from rich.console import Console
 from finetune_contract import Sample
 from finetune_operator.artifacts.port import ObjectStore, StorageError
 from finetune_operator.cli import text
-from finetune_operator.cli.adapter import read_adapter
-from finetune_operator.cli.answer import ADAPTER_CONFIG, MODEL_CONFIG
-from finetune_operator.cli.answering import DownloadedModel, Prompt, ask, find_python
-from finetune_operator.cli.download import download, open_exported
+from finetune_operator.cli.connect.options import ExportName
+from finetune_operator.cli.connect.store import caller_store, explained, explanation
 from finetune_operator.cli.errors import CliError
-from finetune_operator.cli.exports import ExportedFolder
-from finetune_operator.cli.options import ExportName
-from finetune_operator.cli.run_folder import JobRun, caller_store, explained, explanation
+from finetune_operator.cli.results.adapter import read_adapter
+from finetune_operator.cli.results.answer import ADAPTER_CONFIG, MODEL_CONFIG
+from finetune_operator.cli.results.answering import DownloadedModel, Prompt, ask, find_python
+from finetune_operator.cli.results.download import download, open_exported
+from finetune_operator.cli.results.exports import ExportedFolder
+from finetune_operator.cli.results.run_folder import JobRun
 from finetune_operator.results.model_manifest import sha256_of
 from finetune_operator.results.reader import RunReader
 

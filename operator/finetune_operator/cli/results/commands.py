@@ -1,12 +1,13 @@
-"""Commands that show or fetch what a job has produced: report, download, tensorboard, try."""
+"""Commands that show or fetch what jobs have produced: compare, report, download, tensorboard, try."""
 
+import asyncio
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from finetune_operator.cli.app import AFTER, echo
-from finetune_operator.cli.options import (
+from finetune_operator.cli.connect.options import (
     ClusterOptions,
     ExportName,
     NamesOrAll,
@@ -26,6 +27,49 @@ What = Annotated[
 
 
 @cluster_command(AFTER)
+def compare(
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="JOB...",
+            help="FineTuneJobs by name, or run folders by URI (gs://, file://), for deleted jobs. The first is the "
+            "reference.",
+            autocompletion=complete_names,
+        ),
+    ],
+    common: Annotated[
+        bool, typer.Option("--common", help="Compare the rows that all have, if they have different ones.")
+    ] = False,
+    samples: Annotated[
+        int, typer.Option("--samples", min=0, max=100, help="Prompts whose answers are shown.", metavar="N")
+    ] = 3,
+    output: Annotated[
+        str, typer.Option("--output", "-o", help="html=FILE writes a page.", metavar="text|json|html=FILE")
+    ] = "text",
+    force: Annotated[bool, typer.Option("--force", help="Replace FILE if it exists.")] = False,
+    *,
+    cluster: ClusterOptions,
+) -> None:
+    """Compare evaluated jobs: metrics on the same rows with intervals, answers, settings, cost and time."""
+    from finetune_operator.cli.connect.store import caller_store
+    from finetune_operator.cli.results.compare import (
+        check_output,
+        comparison_of,
+        needs_cluster,
+        records_of,
+        show_comparison,
+    )
+
+    check_output(output, force=force)
+    store = caller_store()
+    if needs_cluster(names):
+        runs = cluster.run(lambda connection: records_of(names, connection, store))
+    else:
+        runs = asyncio.run(records_of(names, None, store))
+    show_comparison(comparison_of(runs, common=common, samples=samples), output, force=force)
+
+
+@cluster_command(AFTER)
 def report(
     name: JobName = None,
     output: Annotated[
@@ -38,13 +82,13 @@ def report(
     cluster: ClusterOptions,
 ) -> None:
     """Write one HTML page about a job, in any state: curves, time and cost, data, answers, attempts, files."""
+    from finetune_operator.cli.connect.store import caller_store
     from finetune_operator.cli.output_file import refuse_existing, require_pages
-    from finetune_operator.cli.report import STDOUT, file_of, read_report, write_page
-    from finetune_operator.cli.run_folder import caller_store, require_one
+    from finetune_operator.cli.results.run_folder import require_one
 
     require_one(name, run)
     require_pages()
-    from finetune_operator.cli.report_page import report_page
+    from finetune_operator.cli.results.report import STDOUT, file_of, read_report, report_page, write_page
 
     file = output or file_of(name, run)
     if file != STDOUT and not force:
@@ -73,9 +117,9 @@ def download(
     from rich.console import Console
 
     from finetune_operator.cli import text
-    from finetune_operator.cli.download import download as fetch
-    from finetune_operator.cli.download import next_commands, open_exported
-    from finetune_operator.cli.run_folder import find_run
+    from finetune_operator.cli.results.download import download as fetch
+    from finetune_operator.cli.results.download import next_commands, open_exported
+    from finetune_operator.cli.results.run_folder import find_run
 
     console = Console(stderr=True)
     try:
@@ -116,8 +160,9 @@ def tensorboard(
     """Run TensorBoard on the metrics of jobs, side by side, also while they train. Ctrl-C ends it."""
     import asyncio
 
-    from finetune_operator.cli.run_folder import caller_store, find_runs
-    from finetune_operator.cli.tensorboard import show_tensorboard, tensorboard_program
+    from finetune_operator.cli.connect.store import caller_store
+    from finetune_operator.cli.results.run_folder import find_runs
+    from finetune_operator.cli.results.tensorboard import show_tensorboard, tensorboard_program
 
     if not names and not runs:
         raise typer.BadParameter("give the NAME of a job, or --run URI, the run folder of a deleted one.")
@@ -165,9 +210,9 @@ def try_prompt(  # noqa: PLR0917
     answers that Evaluate has recorded."""
     from rich.console import Console
 
-    from finetune_operator.cli.answering import Prompt
-    from finetune_operator.cli.run_folder import find_run
-    from finetune_operator.cli.try_model import show_samples, try_model
+    from finetune_operator.cli.results.answering import Prompt
+    from finetune_operator.cli.results.run_folder import find_run
+    from finetune_operator.cli.results.try_model import show_samples, try_model
 
     asked, text = (None, name) if run is not None and prompt is None else (name, prompt)
     found = find_run(asked, run, cluster)

@@ -6,8 +6,9 @@ from datetime import datetime
 from rich.text import Text
 
 from finetune_operator.cli import text
+from finetune_operator.cli.job_status import is_current, phase_of, status_of
+from finetune_operator.cli.jobs.stage_view import stage_lines
 from finetune_operator.cli.monthly_budget import budget_text
-from finetune_operator.cli.stage_view import stage_lines
 from finetune_operator.objects import Object
 
 type Row = tuple[str, str, str]
@@ -21,36 +22,6 @@ _PHASES = {
     "Recovering": "yellow",
 }
 _LABEL = 12
-#: Final phases.
-ENDED = frozenset({"Succeeded", "Planned", "Failed"})
-
-
-def status_of(job: Object) -> Object:
-    """Returns the job's status; empty if the operator has not observed any generation of the job."""
-    status: Object = job.get("status") or {}
-    return status if int(status.get("observedGeneration", -1)) >= 0 else {}
-
-
-def phase_of(job: Object) -> str:
-    return str(status_of(job).get("phase") or "Pending")
-
-
-def is_current(job: Object) -> bool:
-    """Whether the status is that of the job's current generation."""
-    generation = int(job.get("metadata", {}).get("generation", 0))
-    return int(status_of(job).get("observedGeneration", -1)) >= generation
-
-
-def ended(job: Object) -> bool:
-    """Whether the job has ended, and has not been edited since."""
-    return is_current(job) and phase_of(job) in ENDED
-
-
-def run_folder(job: Object) -> str:
-    """Returns the run folder of a job that has had an attempt; empty if it has had none."""
-    status = status_of(job)
-    folder = (status.get("resolved") or {}).get("runFolder") or ""
-    return text.one_line(folder) if (status.get("attempts") or {}).get("total") else ""
 
 
 def status_lines(job: Object, now: datetime) -> list[Text]:

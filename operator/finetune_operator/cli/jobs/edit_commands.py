@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from finetune_operator.cli.app import INTERVENE, echo
-from finetune_operator.cli.options import (
+from finetune_operator.cli.connect.options import (
     AllNamespaces,
     ClusterOptions,
     Names,
@@ -88,7 +88,7 @@ def cancel(
     cluster: ClusterOptions,
 ) -> None:
     """Cancel jobs for good: a training saves, its slice is freed, and the job ends. Sets spec.cancel."""
-    from finetune_operator.cli.jobs.cancel import cancel_jobs, consequences, jobs_to_cancel
+    from finetune_operator.cli.jobs.edit import cancel_jobs, consequences, jobs_to_cancel
     from finetune_operator.cli.questions import confirmed
 
     jobs = cluster.run(lambda connection: jobs_to_cancel(connection, names, write=echo))

@@ -1,0 +1,1 @@
+"""Commands on what jobs have produced: comparing, reports, downloads, TensorBoard, and trying a model."""
