@@ -52,7 +52,8 @@ class ReadJob:
     pods: Sequence[Pod] = ()
     workloads: tuple[Workload, ...] | None = ()
     """Those of JobSets that Kueue manages; None if Kueue is not installed."""
-    cached: bool = False
+    cached_since: float | None = None
+    """Time at which the job was delivered as it is, by the clock of the watches; None if it was read live."""
     texts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """What watches lack of the job; empty if it is cached."""
     excess: str | None = None
@@ -87,7 +88,7 @@ class JobReader:
             jobsets=jobsets,
             pods=cached.pods,
             workloads=_workloads_of(jobsets, workloads),
-            cached=True,
+            cached_since=cached.delivered,
         )
 
     async def live(self, key: JobKey, *, large: bool) -> ReadJob | None:

@@ -7,11 +7,12 @@ the caller reads live. It keeps what decisions read, within a limit.
 docs/decisions/watch-cache.md explains why decisions may rely on it.
 """
 
-import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
+
+from pydantic_core import from_json
 
 from finetune_operator.cluster.port import JOBS, JOBSETS, PODS, WORKLOADS, ResourceKind, WatchStream
 from finetune_operator.lifecycle.children.jobset import JobSet
@@ -46,6 +47,8 @@ class CachedJob:
     pods: Sequence[Pod]
     workloads: Sequence[Workload] | None
     """None if they must be read live."""
+    delivered: float
+    """Time at which the job was delivered as it is, by the clock of the watches."""
 
 
 class WatchCache:
@@ -188,10 +191,11 @@ class WatchCache:
             return None
         workloads = self.streams.of(WORKLOADS, namespace)
         return CachedJob(
-            job=json.loads(entry.document),
+            job=from_json(entry.document),
             jobsets=entry.views(JOBSETS),
             pods=entry.views(PODS),
             workloads=entry.views(WORKLOADS) if workloads and self.streams.alive(workloads) else None,
+            delivered=entry.delivered,
         )
 
     async def listed(self, path: str, *, seconds: float) -> None:
@@ -262,13 +266,13 @@ class WatchCache:
             if before.version > version_of(job):
                 return
             if before.uid != metadata["uid"]:
-                self._missed(json.loads(before.document))
+                self._missed(from_json(before.document))
             if before.uid != metadata["uid"] or finished(job):
                 # Decisions about a finished job are rare, and read live.
                 self._entries.drop(before)
         if not finished(job):
             begun = any(state.begun for state in self.streams.known(MAY_BE_CHILD, metadata["namespace"]))
-            self._entries.put_job(job, complete=unprocessed(job) or not begun)
+            self._entries.put_job(job, complete=unprocessed(job) or not begun, now=self.streams.now())
 
     def _remove(self, kind: ResourceKind, found: Object) -> None:
         uid = found["metadata"]["uid"]
@@ -333,5 +337,5 @@ class WatchCache:
                     if is_gone(child.uid, child.version):
                         self._entries.remove_child(kind, entry, child.uid)
             elif is_gone(entry.uid, entry.version):
-                self._missed(json.loads(entry.document))
+                self._missed(from_json(entry.document))
                 self._entries.drop(entry)
