@@ -94,8 +94,6 @@ class Leader:
         self._workers = Workers(self._queue, self._reconcile, metrics=metrics)
         metrics.leads(
             queue=self._queue,
-            live=lambda: self._intake.live,
-            known=lambda: self._intake.known,
             cache=self._cache,
             served=served,
             leading=leading,
