@@ -22,7 +22,7 @@ from finetune_operator.objects import Object
 from finetune_operator.planning.defaults import BUILT_IN, EVALUATE_SECONDS
 from finetune_operator.planning.merge import lookup
 from finetune_operator.runtime.job_metrics import Place
-from finetune_operator.runtime.series import Series
+from finetune_operator.runtime.series import MetricSeries
 
 _HOUR = 3600
 _DAY = 24 * _HOUR
@@ -79,7 +79,7 @@ class ChangeMetrics:
     meanwhile is counted then.
     """
 
-    def __init__(self, series: Series, clock: Callable[[], float]) -> None:
+    def __init__(self, series: MetricSeries, clock: Callable[[], float]) -> None:
         self._series = series
         self._clock = clock
         self._begun: dict[Place, float] = {}

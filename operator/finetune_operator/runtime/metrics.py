@@ -21,7 +21,7 @@ from finetune_operator.reconcile.watch_cache import WatchCache
 from finetune_operator.runtime.change_metrics import ChangeMetrics
 from finetune_operator.runtime.job_metrics import JobFacts, job_gauges
 from finetune_operator.runtime.queue import WorkQueue
-from finetune_operator.runtime.series import Read, Series, gauge
+from finetune_operator.runtime.series import MetricSeries, Read, gauge
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 #: Samples whose text is written in one go.
@@ -32,7 +32,7 @@ class OperatorMetrics:
     """The metrics of one process."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
-        series = self._series = Series()
+        series = self._series = MetricSeries()
         self.registry = series.registry
         self.brought_up_to_date = partial(series.observe, "finetune_status_delay_seconds")
         self.handed_over = partial(series.observe, "finetune_stage_handover_seconds")

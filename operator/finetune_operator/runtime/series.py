@@ -189,7 +189,7 @@ class Read(Collector):
         return self._read()
 
 
-class Series:
+class MetricSeries:
     """The counters and histograms of one process, each changed by its name, and what else its registry reads."""
 
     def __init__(self) -> None:
