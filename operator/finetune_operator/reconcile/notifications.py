@@ -126,9 +126,7 @@ class Notifications:
         self._changed.set()
         return True
 
-    def _read(
-        self, found: Object
-    ) -> tuple[datetime, dict[str, tuple[str, datetime]], dict[str, datetime]]:
+    def _read(self, found: Object) -> tuple[datetime, dict[str, tuple[str, datetime]], dict[str, datetime]]:
         now = self._utc_now().astimezone(UTC)
         if not found:
             return now.replace(microsecond=0), {}, {}

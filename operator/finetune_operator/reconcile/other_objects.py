@@ -89,7 +89,7 @@ class OtherObjects:
         self._served = served
         self._clock = streams.now
         self._profiles = SharedRead(
-            partial(cluster.list, PROFILES, None),
+            lambda: list_kept(cluster, PROFILES, None, keep=lambda profile: profile),
             clock=streams.now,
             version=lambda: streams.version(PROFILES),
         )
