@@ -44,14 +44,18 @@ class _CachedJob:
     admitted: bool = False
     cleans_up: bool = False
     """Whether its children are deleted some time after it has finished."""
-    profile: str = ""
-    """Name of the profile that the job runs under. Empty before admission and after it has finished."""
     finished_jobsets: frozenset[str] = frozenset()
     """Of an unfinished job."""
     ended: float | None = None
     """Time of the event of the first JobSet that has finished since one was created, if the next one is due."""
     created_jobset: tuple[str, str] | None = None
     """UID and resource version of the last JobSet that this process has created for the job."""
+
+    @property
+    def profile(self) -> str:
+        """Name of the profile that the job runs under. Empty before admission and after it has finished. It is the
+        status's: the spec may omit it, or name one under which the job was not admitted."""
+        return "" if self.finished else self.facts.profile
 
 
 class EventHandlers:
@@ -268,6 +272,7 @@ class EventHandlers:
                 return seen
             self._forget(key)
             seen = None
+        before = seen.profile if seen else ""
         if seen is None:
             seen = self._seen[key] = _CachedJob(uid, created, facts)
         seen.version, seen.input, seen.facts = version, _input(job), facts
@@ -281,8 +286,7 @@ class EventHandlers:
             self._budgets.job(job)
         if self._notifications is not None:
             self._notifications.job(job)
-        # The profile of the status: the spec may omit it, or name one under which the job was not admitted.
-        self._use(seen, "" if seen.finished else facts.profile)
+        self._use(before, seen.profile)
         if seen.finished:
             self._live.discard(key)
             seen.finished_jobsets = frozenset()
@@ -290,16 +294,15 @@ class EventHandlers:
             self._live.add(key)
         return seen
 
-    def _use(self, seen: _CachedJob, profile: str) -> None:
-        """Records the profile that the job now runs under; empty for none."""
-        for changed in {seen.profile, profile} - {""} if profile != seen.profile else ():
+    def _use(self, before: str, now: str) -> None:
+        """Has the profiles updated if a job runs under another one than before; empty: under none."""
+        for changed in {before, now} - {""} if before != now else ():
             self._add(ProfileKey(changed), USAGE_SECONDS)
-        seen.profile = profile
 
     def _forget(self, key: JobKey) -> None:
         if seen := self._seen.pop(key, None):
             self._live.discard(key)
-            self._use(seen, "")
+            self._use(seen.profile, "")
             if self._budgets is not None:
                 self._budgets.gone(key.namespace, seen.uid)
 
