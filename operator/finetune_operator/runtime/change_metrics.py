@@ -4,7 +4,6 @@ from collections import defaultdict
 from collections.abc import Callable, Container, Iterator, Mapping
 from datetime import datetime
 from enum import StrEnum
-from functools import partial
 
 from finetune_contract import FailureClass, Stage
 from finetune_operator.api import Condition, ConditionStatus, ConditionType, Phase, Reason, StagePhase
@@ -50,6 +49,9 @@ _LIMITS: Mapping[str, str] = {
     FailureClass.PREEMPTION: "recovery.maxPreemptions",
 }
 
+type _Sample = tuple[str, float, tuple[str, ...]]
+"""Name of a series, a value to add, and the values of the labels."""
+
 
 class FailureCause(StrEnum):
     """Why a failure that is not the job's fault may still be nothing that the platform team has to mend."""
@@ -84,8 +86,8 @@ class ChangeMetrics:
         self._clock = clock
         self._begun: dict[Place, float] = {}
         """Places whose series have begun, and when."""
-        self._held: defaultdict[Place, list[Callable[[], None]]] = defaultdict(list)
-        """Counts what has ended at places whose series have just begun."""
+        self._held: defaultdict[Place, list[_Sample]] = defaultdict(list)
+        """What has ended at places whose series have just begun."""
         self._idle: dict[tuple[str, str], float] = {}
         """Since when a namespace has had no jobs under a profile."""
 
@@ -121,9 +123,9 @@ class ChangeMetrics:
         )
         if place.profile and place.capacity:
             self._used(place, changes)
-        if counts := list(self._ended(place, job, changes)):
+        if samples := list(_ended(place, job, changes)):
             self.begin(place)
-            self._held[place] += counts
+            self._held[place] += samples
             self._count(place)
 
     def count_held(self) -> None:
@@ -151,8 +153,8 @@ class ChangeMetrics:
 
     def _count(self, place: Place) -> None:
         if self._clock() - self._begun[place] >= HELD_SECONDS:
-            for count in self._held.pop(place, ()):
-                count()
+            for name, value, labels in self._held.pop(place, ()):
+                self._series.add(name, value, *labels)
 
     def _used(self, place: Place, changes: Changes) -> None:
         """Counts usage, 0 included, which begins the job's series.
@@ -163,49 +165,47 @@ class ChangeMetrics:
         if earlier is not None and earlier.resources is not None:
             place = place._replace(capacity=earlier.resources.capacity)
         more = Amounts.of(cost) - Amounts.of(changes.before.cost)
-        self._series.count("finetune_chip_seconds", *place, by=float(more.chip_hours * _HOUR))
+        self._series.add("finetune_chip_seconds", float(more.chip_hours * _HOUR), *place)
         if cost is not None and cost.currency is not None:
-            self._series.count("finetune_cost", *place, cost.currency, by=float(more.cost))
+            self._series.add("finetune_cost", float(more.cost), *place, cost.currency)
 
-    def _ended(self, place: Place, job: Object, changes: Changes) -> Iterator[Callable[[], None]]:
-        """Yields what counts each end."""
-        namespace, profile, _ = place
-        count, observe = (partial(partial, method) for method in (self._series.count, self._series.observe))
-        if changes.result is not None:
-            failure_class, cause = "", ""
-            if failure := changes.after.failure:
-                failure_class = failure.failure_class
-                # Of the class whose retries are used up, unless something else has ended the job.
-                spent = None if failure.reason == Reason.NO_PROGRESS else failure_class
-                cause = _cause(job, failure.reason, spent)
-            yield count("finetune_jobs_ended", namespace, profile, changes.result, failure_class, cause)
-        for attempt in changes.attempts:
-            yield count("finetune_attempts_ended", namespace, profile, attempt.failure_class)
-            reason = attempt.record.reason
-            if reason in _STILL:
-                yield count("finetune_attempts_hung", namespace, profile, _cause(job, reason))
-        for end in changes.stages:
-            yield observe("finetune_stage_seconds", end.seconds, profile, end.stage.name, end.stage.phase)
-            if end.stage.name is Stage.TRAIN and changes.after.goodput is not None:
-                yield from self._trained(place, changes.after.goodput, end.seconds)
-        admission = _admission(job, changes)
-        if admission is not None:
-            yield observe("finetune_admission_seconds", admission)
 
-    def _trained(self, place: Place, goodput: GoodputStatus, longest: float) -> Iterator[Callable[[], None]]:
-        """Yields what counts a training's time. No part that its tenant can write is longer than the stage."""
-        namespace, profile, capacity = place
-        uses = {use: float(getattr(goodput.seconds, use) or 0) for use in _OBSERVED}
-        uses |= {use: min(max(0.0, getattr(goodput.seconds, use)), longest) for use in _REPORTED}
-        for use, seconds in uses.items():
-            yield partial(
-                self._series.count, "finetune_training_seconds", namespace, profile, use, by=seconds
-            )
-        parts = {part: uses[part] for part in _OBSERVED}
-        if goodput.startup is not None:
-            parts["compilation"] = min(max(0.0, goodput.startup.compilation), longest)
-        for part, seconds in parts.items():
-            yield partial(self._series.observe, _TRAINING_PARTS[part], seconds, profile, capacity)
+def _ended(place: Place, job: Object, changes: Changes) -> Iterator[_Sample]:
+    namespace, profile, _ = place
+    if changes.result is not None:
+        failure_class, cause = "", ""
+        if failure := changes.after.failure:
+            failure_class = failure.failure_class
+            # Of the class whose retries are used up, unless something else has ended the job.
+            spent = None if failure.reason == Reason.NO_PROGRESS else failure_class
+            cause = _cause(job, failure.reason, spent)
+        yield "finetune_jobs_ended", 1, (namespace, profile, changes.result, failure_class, cause)
+    for attempt in changes.attempts:
+        yield "finetune_attempts_ended", 1, (namespace, profile, attempt.failure_class)
+        reason = attempt.record.reason
+        if reason in _STILL:
+            yield "finetune_attempts_hung", 1, (namespace, profile, _cause(job, reason))
+    for end in changes.stages:
+        yield "finetune_stage_seconds", end.seconds, (profile, end.stage.name, end.stage.phase)
+        if end.stage.name is Stage.TRAIN and changes.after.goodput is not None:
+            yield from _trained(place, changes.after.goodput, end.seconds)
+    admission = _admission(job, changes)
+    if admission is not None:
+        yield "finetune_admission_seconds", admission, ()
+
+
+def _trained(place: Place, goodput: GoodputStatus, longest: float) -> Iterator[_Sample]:
+    """Yields what a training's time was used for. No part that its tenant can write is longer than the stage."""
+    namespace, profile, capacity = place
+    uses = {use: float(getattr(goodput.seconds, use) or 0) for use in _OBSERVED}
+    uses |= {use: min(max(0.0, getattr(goodput.seconds, use)), longest) for use in _REPORTED}
+    for use, seconds in uses.items():
+        yield "finetune_training_seconds", seconds, (namespace, profile, use)
+    parts = {part: uses[part] for part in _OBSERVED}
+    if goodput.startup is not None:
+        parts["compilation"] = min(max(0.0, goodput.startup.compilation), longest)
+    for part, seconds in parts.items():
+        yield _TRAINING_PARTS[part], seconds, (profile, capacity)
 
 
 def _cause(job: Object, *limited_by: str | None) -> str:

@@ -34,14 +34,14 @@ class OperatorMetrics:
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         series = self._series = MetricSeries()
         self.registry = series.registry
-        self.brought_up_to_date = partial(series.observe, "finetune_status_delay_seconds")
-        self.handed_over = partial(series.observe, "finetune_stage_handover_seconds")
-        self.deletion_missed = partial(series.count, "finetune_ledger_deletions_missed")
+        self.brought_up_to_date = partial(series.add, "finetune_status_delay_seconds")
+        self.handed_over = partial(series.add, "finetune_stage_handover_seconds")
+        self.deletion_missed = partial(series.add, "finetune_ledger_deletions_missed", 1)
         # Each is called with its label.
-        self.storage_requested = partial(series.count, "finetune_storage_requests")
-        self.storage_refused = partial(series.count, "finetune_storage_refused")
-        self.ledger_written = partial(series.count, "finetune_ledger_records")
-        self.notified = partial(series.count, "finetune_notifications")
+        self.storage_requested = partial(series.add, "finetune_storage_requests", 1)
+        self.storage_refused = partial(series.add, "finetune_storage_refused", 1)
+        self.ledger_written = partial(series.add, "finetune_ledger_records", 1)
+        self.notified = partial(series.add, "finetune_notifications", 1)
         self._changes = ChangeMetrics(series, clock)
         self.begin, self.changed = self._changes.begin, self._changes.changed
         self.jobs: Callable[[], Iterable[JobFacts]] = tuple
@@ -90,16 +90,16 @@ class OperatorMetrics:
 
     def reconciled(self, key: Hashable, seconds: float, error: str | None) -> None:
         """Records one reconcile. ``error`` is its reason; None if it succeeded."""
-        self._series.observe("finetune_reconcile_seconds", seconds, "error" if error else "ok")
+        self._series.add("finetune_reconcile_seconds", seconds, "error" if error else "ok")
         self._failing.pop(key, None)
         if error:
-            self._series.count("finetune_reconcile_errors", error)
+            self._series.add("finetune_reconcile_errors", 1, error)
             self._failing[key] = error
 
     def requested(self, verb: str, resource: str, code: int, seconds: float) -> None:
         """Records one completed request to the API server (a RequestObserver)."""
-        self._series.count("finetune_api_requests", verb, resource, str(code))
-        self._series.observe("finetune_api_request_seconds", seconds, verb, resource)
+        self._series.add("finetune_api_requests", 1, verb, resource, str(code))
+        self._series.add("finetune_api_request_seconds", seconds, verb, resource)
 
     async def render(self) -> bytes:
         """Returns the text that Prometheus scrapes.

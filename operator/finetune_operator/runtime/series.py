@@ -194,26 +194,26 @@ class MetricSeries:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._counters = {
+        self._made: dict[str, Counter | Histogram] = {
             name: Counter(name, text, labels, registry=self.registry)
             for name, (text, labels, _) in _COUNTERS.items()
         }
-        self._histograms = {
+        self._made |= {
             name: Histogram(name, text, labels, buckets=buckets, registry=self.registry)
             for name, (text, labels, buckets) in _HISTOGRAMS.items()
         }
 
     def begin(self, name: str, *labels: str) -> None:
         """Begins a series with labels at 0, if it has not begun."""
-        (self._counters.get(name) or self._histograms[name]).labels(*labels)
+        self._made[name].labels(*labels)
 
-    def count(self, name: str, *labels: str, by: float = 1.0) -> None:
-        counter = self._counters[name]
-        (counter.labels(*labels) if labels else counter).inc(by)
-
-    def observe(self, name: str, value: float, *labels: str) -> None:
-        histogram = self._histograms[name]
-        (histogram.labels(*labels) if labels else histogram).observe(value)
+    def add(self, name: str, value: float, *labels: str) -> None:
+        """Adds a value to a counter, or one that a histogram observes."""
+        series = self._made[name].labels(*labels) if labels else self._made[name]
+        if isinstance(series, Counter):
+            series.inc(value)
+        else:
+            series.observe(value)
 
     def read(self, gauges: Callable[[], Iterable[Metric]]) -> None:
         """Reads gauges whenever the registry is scraped."""
@@ -221,9 +221,9 @@ class MetricSeries:
 
     def end(self, namespace: str, profile: str) -> None:
         """Ends all counters of a namespace under a profile."""
-        for name, counter in self._counters.items():
-            if {*_PLACE} <= {*_COUNTERS[name].labels}:
-                counter.remove_by_labels({"namespace": namespace, "profile": profile})
+        for name, (_, labels, _) in _COUNTERS.items():
+            if {*_PLACE} <= {*labels}:
+                self._made[name].remove_by_labels({"namespace": namespace, "profile": profile})
 
 
 def gauge[K: tuple[str, ...]](name: str, value: float | Mapping[K, float]) -> Metric:
