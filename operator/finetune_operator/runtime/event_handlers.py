@@ -97,10 +97,6 @@ class EventHandlers:
     def live(self) -> int:
         return len(self._live)
 
-    @property
-    def known(self) -> int:
-        return len(self._seen)
-
     def used_by(self, profile: str) -> int:
         """Returns the number of unfinished jobs that run under that profile."""
         return sum(seen.profile == profile for seen in self._seen.values())
