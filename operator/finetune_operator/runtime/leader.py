@@ -167,7 +167,7 @@ class Leader:
             parts["notifications"] = self._notifications.run()
         return parts
 
-    async def _reconcile(self, key: Key, /, *, retry_in: float) -> float | None:
+    async def _reconcile(self, key: Key, retry_in: float) -> float | None:
         try:
             if isinstance(key, ProfileKey):
                 await self._profiles.reconcile(key)
