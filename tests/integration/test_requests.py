@@ -105,7 +105,10 @@ def test_each_stage_costs_at_most_one_read_and_three_writes(
 def test_a_job_of_a_burst_costs_at_most_one_read_and_four_writes_until_its_first_jobset(
     ours: tuple[LocalCluster, FineTuneOperator],
 ) -> None:
+    before = operator_requests(ours[0])
     ((reads, writes),) = asyncio.run(counts(*ours, BURST, stages=0))
+    spent = operator_requests(ours[0]) - before
+    assert spent["list finetuneprofiles"] + spent["list resourcequotas"] <= BURST / 4
     assert reads.total() <= 1, reads
     assert writes["create jobsets"] == 1
     assert writes.total() <= 4, writes

@@ -114,21 +114,6 @@ class KubernetesClient(Protocol):
         """Returns the live object. Raises NotFound."""
         ...
 
-    async def list(
-        self,
-        kind: ResourceKind,
-        namespace: str | None,
-        *,
-        labels: Labels | None = None,
-        fields: Mapping[str, str] | None = None,
-    ) -> Sequence[Object]:
-        """Returns all live objects that match the selectors, from every page.
-
-        Only fields that the server supports in field selectors can be used. Raises NotFound if the server does not
-        know the kind.
-        """
-        ...
-
     def pages(
         self,
         kind: ResourceKind,
@@ -137,10 +122,10 @@ class KubernetesClient(Protocol):
         labels: Labels | None = None,
         metadata_only: bool = False,
     ) -> AsyncIterator[Sequence[Object]]:
-        """Like :meth:`list`, but yields page by page, so that a large collection is never held as a whole.
+        """Yields all live objects with these labels page by page, so that a large collection is never held as a whole.
 
         The listing is complete only if the iterator ends without an error. With ``metadata_only``, objects have only
-        ``metadata``.
+        ``metadata``. Raises NotFound if the server does not know the kind.
         """
         ...
 
@@ -155,8 +140,9 @@ class KubernetesClient(Protocol):
     ) -> AsyncIterator[Sequence[T]]:
         """Yields what ``keep`` returns for the objects of each page of a listing, for objects that tenants create.
 
-        The rest of a page is released before anything else happens. Raises ResponseTooLarge if all pages together
-        exceed what one listing may read.
+        The rest of a page is released before anything else happens. Only fields that the server supports in field
+        selectors can be used. Raises NotFound if the server does not know the kind, and ResponseTooLarge if all pages
+        together exceed what one listing may read.
         """
         ...
 

@@ -44,6 +44,7 @@ from finetune_operator.lifecycle.decision import (
 )
 from finetune_operator.lifecycle.observation import Observation, RetryRecord, TakeoverRecord
 from finetune_operator.objects import Object
+from finetune_operator.reconcile.children import list_kept
 from finetune_operator.reconcile.errors import NameTaken
 from finetune_operator.reconcile.keys import PlanKey
 from finetune_operator.reconcile.listing import taken_over_by
@@ -239,8 +240,13 @@ class Applier:
         except AlreadyExists as error:
             namespace, name = jobset["metadata"]["namespace"], jobset["metadata"]["name"]
             # The role lets the operator list JobSets, not get them.
-            there = await self._cluster.list(JOBSETS, namespace, fields={"metadata.name": name})
-            if any(may_be_jobset_of(job, found) for found in there):
+            if await list_kept(
+                self._cluster,
+                JOBSETS,
+                namespace,
+                keep=lambda found: may_be_jobset_of(job, found) or None,
+                fields={"metadata.name": name},
+            ):
                 raise
             raise NameTaken("JobSet", namespace, name) from error
         self._cache.wrote(JOBSETS, created)

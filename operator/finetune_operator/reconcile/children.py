@@ -1,8 +1,8 @@
 """Reads a job with its plan and children: from the watches' cache, or live."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from operator import attrgetter
@@ -22,14 +22,13 @@ from finetune_operator.cluster.port import (
 )
 from finetune_operator.lifecycle.children.jobset import JobSet
 from finetune_operator.lifecycle.children.ownership import possible_jobsets
-from finetune_operator.lifecycle.children.pod import Pod
 from finetune_operator.lifecycle.children.workload import OWNER_UID_LABEL, Workload
 from finetune_operator.lifecycle.decide import unprocessed
 from finetune_operator.lifecycle.reduced_job import job_texts, reduced_job
 from finetune_operator.objects import Object
 from finetune_operator.reconcile.keys import JobKey
 from finetune_operator.reconcile.plans import Plans
-from finetune_operator.reconcile.watch_cache import WatchCache
+from finetune_operator.reconcile.watch_cache import ReadJob, WatchCache
 from finetune_operator.reconcile.watch_entries import ChildVersion, own_child, weight
 from finetune_operator.rendering.labels import UID_LABEL
 
@@ -40,24 +39,6 @@ _SMALL_BYTES, _LARGE_BYTES = 2**20, 16 * 2**20
 
 class ManyChildren(ResponseTooLarge):
     """The objects that may belong to a job take more memory than the listing may keep."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadJob:
-    """A job with its plan, and its children by their metadata."""
-
-    job: Object
-    config_map: Object | None
-    jobsets: Sequence[JobSet]
-    pods: Sequence[Pod] = ()
-    workloads: tuple[Workload, ...] | None = ()
-    """Those of JobSets that Kueue manages; None if Kueue is not installed."""
-    cached: bool = False
-    texts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """What watches lack of the job; empty if it is cached."""
-    excess: str | None = None
-    """Why pods and Workloads are unknown, as a sentence: more objects carry the job's labels than are read. ``jobsets``
-    then has those that the status names, and the next one of each stage. None: everything is known."""
 
 
 class JobReader:
@@ -80,15 +61,8 @@ class JobReader:
         config_map = await self._plan(uid) if may_have_plan else self._plans.cached(uid)
         if workloads is None:
             listed = await self._workloads(job, _managed(jobsets))
-            workloads = None if listed is None else _views(listed)
-        return ReadJob(
-            job=job,
-            config_map=config_map,
-            jobsets=jobsets,
-            pods=cached.pods,
-            workloads=_workloads_of(jobsets, workloads),
-            cached=True,
-        )
+            workloads = None if listed is None else tuple(_views(listed))
+        return replace(cached, config_map=config_map, workloads=_workloads_of(jobsets, workloads))
 
     async def live(self, key: JobKey, *, large: bool) -> ReadJob | None:
         """Reads a job with plan and children, and completes the cache with them. Returns None if it does not exist.

@@ -87,11 +87,10 @@ class Notifications:
         self._notified = notified
         self._until: datetime | None = None
         """Nothing older is left to deliver. None until the record is read."""
-        self._delivered: dict[str, datetime] = {}
-        """Times of delivered notices that are not older, by id."""
-        self._left_out: dict[str, tuple[datetime, datetime]] = {}
-        """Of namespaces that listings lack: the time before which nothing is left to deliver, and the latest time of a
-        transition that was delivered."""
+        self._delivered: dict[str, tuple[str, datetime]] = {}
+        """Namespaces and times of delivered notices that are not older, by id."""
+        self._left_out: dict[str, datetime] = {}
+        """Of namespaces that listings lack: the time before which nothing is left to deliver."""
         self._pending: dict[str, tuple[Notice, asyncio.Task[None]]] = {}
         self._places = asyncio.Semaphore(_AT_ONCE)
         self._turns: dict[str, asyncio.Semaphore] = {}
@@ -127,16 +126,14 @@ class Notifications:
         self._changed.set()
         return True
 
-    def _read(
-        self, found: Object
-    ) -> tuple[datetime, dict[str, datetime], dict[str, tuple[datetime, datetime]]]:
+    def _read(self, found: Object) -> tuple[datetime, dict[str, tuple[str, datetime]], dict[str, datetime]]:
         now = self._utc_now().astimezone(UTC)
         if not found:
             return now.replace(microsecond=0), {}, {}
         try:
             record = json.loads(found["data"][_KEY])
-            delivered = {str(id_): parse(time) for id_, time in record["delivered"].items()}
-            left_out = {name: (parse(a), parse(b)) for name, (a, b) in record.get("leftOut", {}).items()}
+            delivered = {id_: (name, parse(time)) for id_, (name, time) in record["delivered"].items()}
+            left_out = {name: parse(time) for name, time in record["leftOut"].items()}
             return parse(record["until"]), delivered, left_out
         except (KeyError, TypeError, ValueError, AttributeError):
             log.error(
@@ -150,8 +147,7 @@ class Notifications:
         if self._until is None:
             return
         namespace = job["metadata"]["namespace"]
-        since, _ = self._left_out.get(namespace, (self._until, None))
-        for notice in notices(job, since=since):
+        for notice in notices(job, since=self._left_out.get(namespace, self._until)):
             if notice.id in self._delivered or notice.id in self._pending:
                 continue
             if len(self._pending) >= MOST_PENDING or self._waiting[namespace] >= MOST_OF_NAMESPACE:
@@ -171,16 +167,14 @@ class Notifications:
             return
         shown = self._listing - timedelta(seconds=WRITE_SECONDS)
         waiting = (notice.time for notice, _ in self._pending.values())
-        own = self._until, self._utc_now() + timedelta(seconds=WRITE_SECONDS)
         # Those that are back, too, until what was late is delivered.
         kept = {*left_out, *(name for name in self._left_out if self._waiting[name])}
-        self._left_out = {name: self._left_out.get(name, own) for name in kept}
+        self._left_out = {name: self._left_out.get(name, self._until) for name in kept}
         self._until = max(self._until, min([shown, *waiting]))
-        spans = [(self._until, datetime.max.replace(tzinfo=UTC)), *self._left_out.values()]
         self._delivered = {
-            id_: time
-            for id_, time in self._delivered.items()
-            if any(begin <= time <= end for begin, end in spans)
+            id_: (name, time)
+            for id_, (name, time) in self._delivered.items()
+            if time >= self._left_out.get(name, self._until)
         }
         self._changed.set()
 
@@ -241,7 +235,7 @@ class Notifications:
         self._waiting[namespace] -= 1
         if not self._waiting[namespace]:
             del self._waiting[namespace], self._turns[namespace]
-        self._delivered[notice.id] = notice.time
+        self._delivered[notice.id] = namespace, notice.time
         self._changed.set()
 
     def _oldest(self) -> datetime:
@@ -252,11 +246,11 @@ class Notifications:
         if self._until is None:
             return
         self._changed.clear()
-        newest = sorted(self._delivered.items(), key=lambda each: each[1])[-MOST_RECORDED:]
+        newest = sorted(self._delivered.items(), key=lambda each: each[1][1])[-MOST_RECORDED:]
         record = {
             "until": stamp(self._until),
-            "delivered": {id_: stamp(time) for id_, time in newest},
-            "leftOut": {name: [stamp(time) for time in times] for name, times in self._left_out.items()},
+            "delivered": {id_: [name, stamp(time)] for id_, (name, time) in newest},
+            "leftOut": {name: stamp(time) for name, time in self._left_out.items()},
         }
         manifest = {
             "apiVersion": "v1",

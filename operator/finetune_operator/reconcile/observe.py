@@ -80,7 +80,7 @@ class Observer:
         self._utc_now = utc_now
         self._live_jobs = live_jobs
         self._served = served or ServedNamespaces(utc_now=utc_now)
-        self._others = OtherObjects(cluster, self._served)
+        self._others = OtherObjects(cluster, self._served, cache.streams)
         self.job = self._others.job
 
     async def observe(
@@ -89,7 +89,7 @@ class Observer:
         """Returns the complete observation of one job; None if the job does not exist.
 
         Job, JobSets, pods and plan come from caches where these are complete, and from live reads otherwise; profiles
-        are always read live. Of objects that tenants create only what decisions read is held.
+        are read live, after the job was delivered. Of objects that tenants create only what decisions read is held.
 
         The run folder is read after the JobSets and pods: a stage writes its record before it ends, so for every stage
         that is observed as ended, the record is observed, too. If the JobSets and pods come from the cache, the last
@@ -126,12 +126,12 @@ class Observer:
             ledger=self._ledger,
             past_trainings=self._budgets.past_trainings(key.namespace) if self._budgets else None,
             paused=self._paused,
-            cached=read.cached,
+            cached=read.cached_since is not None,
             # At least this one, which the watch may not have delivered yet.
             live_jobs=max(1, self._live_jobs()),
         )
         if not isinstance(stored, StoredPlan):
-            observation = await self._others.admitting(observation)
+            observation = await self._others.admitting(observation, known_since=read.cached_since)
         view = await self._view(key, observation, excess=read.excess)
         return await self._with_folder(observation, view, earlier)
 

@@ -117,7 +117,8 @@ class Plans:
             job = None
         if job is not None and job["metadata"]["uid"] == key.uid:
             return False
-        plan = await self.find(key.uid)
+        # If it has been replaced since it was read, the next resync deletes that one.
+        plan = self.cached(key.uid) or await self.find(key.uid)
         if plan is None:
             return False
         name, uid = plan["metadata"]["name"], plan["metadata"]["uid"]

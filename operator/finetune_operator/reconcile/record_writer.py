@@ -1,9 +1,10 @@
 """Writes the operator's records of attempts, and of a job's end, to its run folder."""
 
-import json
 import logging
 from collections.abc import Sequence
 from importlib.metadata import version
+
+from pydantic_core import to_json
 
 from finetune_contract import RunFolder
 from finetune_operator.api import FineTuneJobStatus
@@ -50,7 +51,7 @@ class RecordWriter:
         assert key is not None, "the operator labels its JobSets"
         uri = run.jobset(key.stage.short, key.number)
         try:
-            await self._store.write(uri, json.dumps(jobset, indent=1, sort_keys=True).encode())
+            await self._store.write(uri, to_json(jobset, indent=1))
         except StorageError as error:
             log.warning("the JobSet was not recorded: %s", error, extra=attempt_labels(jobset))
 

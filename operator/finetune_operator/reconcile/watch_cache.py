@@ -7,11 +7,12 @@ the caller reads live. It keeps what decisions read, within a limit.
 docs/decisions/watch-cache.md explains why decisions may rely on it.
 """
 
-import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
+
+from pydantic_core import from_json
 
 from finetune_operator.cluster.port import JOBS, JOBSETS, PODS, WORKLOADS, ResourceKind, WatchStream
 from finetune_operator.lifecycle.children.jobset import JobSet
@@ -39,13 +40,23 @@ _REQUIRED = (JOBS, JOBSETS, PODS)
 _CACHED = (JOBS, *MAY_BE_CHILD)
 
 
-@dataclass(frozen=True, slots=True)
-class CachedJob:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadJob:
+    """A job with its plan, and its children by their metadata."""
+
     job: Object
+    config_map: Object | None = None
     jobsets: Sequence[JobSet]
-    pods: Sequence[Pod]
-    workloads: Sequence[Workload] | None
-    """None if they must be read live."""
+    pods: Sequence[Pod] = ()
+    workloads: tuple[Workload, ...] | None = ()
+    """Those of JobSets that Kueue manages; None if Kueue is not installed, and from the cache if they must be read."""
+    cached_since: float | None = None
+    """Time at which the job was delivered as it is, by the clock of the watches; None if it was read live."""
+    texts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """What watches lack of the job; empty if it is cached."""
+    excess: str | None = None
+    """Why pods and Workloads are unknown, as a sentence: more objects carry the job's labels than are read. ``jobsets``
+    then has those that the status names, and the next one of each stage. None: everything is known."""
 
 
 class WatchCache:
@@ -179,19 +190,20 @@ class WatchCache:
         if entry := self._entries.named(namespace, name):
             self._entries.drop(entry)
 
-    async def job(self, namespace: str, name: str) -> CachedJob | None:
-        """Returns an unfinished job with all its children; None if they must be read live."""
+    async def job(self, namespace: str, name: str) -> ReadJob | None:
+        """Returns an unfinished job with all its children, without its plan; None if they must be read live."""
         if not await self.streams.ready(_REQUIRED, namespace):
             return None
         entry = self._entries.named(namespace, name)
         if entry is None or not entry.complete:
             return None
         workloads = self.streams.of(WORKLOADS, namespace)
-        return CachedJob(
-            job=json.loads(entry.document),
+        return ReadJob(
+            job=from_json(entry.document),
             jobsets=entry.views(JOBSETS),
             pods=entry.views(PODS),
-            workloads=entry.views(WORKLOADS) if workloads and self.streams.alive(workloads) else None,
+            workloads=tuple(entry.views(WORKLOADS)) if workloads and self.streams.alive(workloads) else None,
+            cached_since=entry.delivered,
         )
 
     async def listed(self, path: str, *, seconds: float) -> None:
@@ -262,13 +274,13 @@ class WatchCache:
             if before.version > version_of(job):
                 return
             if before.uid != metadata["uid"]:
-                self._missed(json.loads(before.document))
+                self._missed(from_json(before.document))
             if before.uid != metadata["uid"] or finished(job):
                 # Decisions about a finished job are rare, and read live.
                 self._entries.drop(before)
         if not finished(job):
             begun = any(state.begun for state in self.streams.known(MAY_BE_CHILD, metadata["namespace"]))
-            self._entries.put_job(job, complete=unprocessed(job) or not begun)
+            self._entries.put_job(job, complete=unprocessed(job) or not begun, now=self.streams.now())
 
     def _remove(self, kind: ResourceKind, found: Object) -> None:
         uid = found["metadata"]["uid"]
@@ -333,5 +345,5 @@ class WatchCache:
                     if is_gone(child.uid, child.version):
                         self._entries.remove_child(kind, entry, child.uid)
             elif is_gone(entry.uid, entry.version):
-                self._missed(json.loads(entry.document))
+                self._missed(from_json(entry.document))
                 self._entries.drop(entry)

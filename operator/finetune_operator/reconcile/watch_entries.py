@@ -86,6 +86,8 @@ class JobEntry:
     """The job as JSON. As Python objects, its spec and status would take ten times as much."""
     complete: bool
     """Whether every child that exists is in ``children``."""
+    delivered: float
+    """Time at which this version of the job was delivered, by the clock of the watches."""
     adopted: bool = False
     """Whether the children are being listed live, and no event of them has been missed since."""
     children: dict[ResourceKind, dict[str, ChildVersion]] = field(
@@ -151,18 +153,18 @@ class JobEntries:
         entry = self.named_by(kind, child)
         return entry if entry is not None and MAY_BE_CHILD[kind](entry.identity, child) else None
 
-    def put_job(self, job: Object, *, complete: bool) -> None:
+    def put_job(self, job: Object, *, complete: bool, now: float) -> None:
         """Stores an unfinished job. ``complete``: whether no child of it was missed, if it is not stored yet."""
         metadata = job["metadata"]
         namespace, name, uid = metadata["namespace"], metadata["name"], metadata["uid"]
         version, document, entry = version_of(job), to_json(job), self.named(namespace, name)
         if entry is None:
-            entry = JobEntry(namespace, name, uid, version, document, complete)
+            entry = JobEntry(namespace, name, uid, version, document, complete, now)
             self._jobs[uid], self._uids[namespace, name] = entry, uid
             self._count(namespace, len(document))
         else:
             self._count(namespace, len(document) - len(entry.document))
-            entry.version, entry.document = version, document
+            entry.version, entry.document, entry.delivered = version, document, now
         self._make_room()
 
     def put_child(self, kind: ResourceKind, entry: JobEntry, child: ChildVersion) -> None:

@@ -44,7 +44,7 @@ class WatchStreams:
     def __init__(
         self, streams: Iterable[WatchStream] = (), *, clock: Callable[[], float] = monotonic
     ) -> None:
-        self._clock = clock
+        self.now = clock
         now = clock()
         self._states = {stream: StreamState(stream, heard=now, active=now, since=now) for stream in streams}
         self._by_path = {stream.path: state for stream, state in self._states.items()}
@@ -64,26 +64,31 @@ class WatchStreams:
     def known(self, kinds: Iterable[ResourceKind], namespace: str) -> Iterator[StreamState]:
         return (state for kind in kinds if (state := self.of(kind, namespace)) is not None)
 
+    def version(self, kind: ResourceKind) -> int | None:
+        """Returns the newest version that was delivered of a cluster-scoped kind; None if it is not watched."""
+        state = self.of(kind, None)
+        return state.version if state else None
+
     def hear(self, state: StreamState, version: int) -> None:
         """Records an event, bookmark or page up to that version."""
-        state.heard = state.active = self._clock()
+        state.heard = state.active = self.now()
         state.version = version
 
     def accepted(self, path: str) -> None:
         """Records that the API server has accepted a request; those for anything else than a stream are ignored."""
         if state := self._by_path.get(path):
-            state.active = self._clock()
+            state.active = self.now()
 
     def set_listed(self, state: StreamState, *, listed: bool) -> None:
         if state.listed != listed:
-            state.listed, state.since = listed, self._clock()
+            state.listed, state.since = listed, self.now()
         if listed:
             self._listed.set()
             self._listed = asyncio.Event()
 
     def age(self, stream: WatchStream) -> float:
         """Returns the seconds since the stream's last event, bookmark or page."""
-        return self._clock() - self._states[stream].heard
+        return self.now() - self._states[stream].heard
 
     def alive(self, state: StreamState) -> bool:
         """Whether what the stream has delivered may be relied on."""
@@ -91,7 +96,7 @@ class WatchStreams:
 
     def dead(self) -> tuple[str, ...]:
         """Returns a sentence for each watch without activity for more than DEAD_SECONDS."""
-        now = self._clock()
+        now = self.now()
         return tuple(
             f"the watch of {stream} has received nothing for {now - state.active:.0f} s"
             for stream, state in self._states.items()
@@ -106,7 +111,7 @@ class WatchStreams:
             return False
         waiting = [state.since for state in known if not state.listed]
         if waiting:
-            left = min(waiting) + LISTING_SECONDS - self._clock()
+            left = min(waiting) + LISTING_SECONDS - self.now()
             await self.until(lambda: all(state.listed for state in known), left)
         return all(map(self.alive, known))
 

@@ -1,9 +1,11 @@
 """Maps watch events to the jobs and profiles to queue. Handles objects as plain dicts, without kopf or I/O."""
 
-import json
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from hashlib import sha256
+from time import monotonic
+
+from pydantic_core import to_json
 
 from finetune_operator.api import WaitingReason
 from finetune_operator.api.conditions import is_true
@@ -15,6 +17,7 @@ from finetune_operator.reconcile.budgets import Budgets
 from finetune_operator.reconcile.keys import JobKey, Key, PlanKey, ProfileKey
 from finetune_operator.reconcile.notifications import Notifications
 from finetune_operator.rendering.labels import JOB_LABEL
+from finetune_operator.runtime.job_metrics import JobFacts, Place
 from finetune_operator.runtime.metrics import OperatorMetrics
 
 #: Delay of finished jobs in a listing, of which few have anything left to do, so that live ones are reconciled first.
@@ -32,6 +35,7 @@ class _CachedJob:
     uid: str
     created: str
     """The job's creationTimestamp: of two jobs with the same name, the later one exists now."""
+    facts: JobFacts
     version: int = 0
     """Resource version of the last event, which decides between jobs that were created in the same second."""
     input: bytes = b""
@@ -40,13 +44,18 @@ class _CachedJob:
     admitted: bool = False
     cleans_up: bool = False
     """Whether its children are deleted some time after it has finished."""
-    profile: str = ""
-    """Name of the profile that the job runs under. Empty before admission and after it has finished."""
-    waits_for_budget: bool = False
     finished_jobsets: frozenset[str] = frozenset()
     """Of an unfinished job."""
+    ended: float | None = None
+    """Time of the event of the first JobSet that has finished since one was created, if the next one is due."""
     created_jobset: tuple[str, str] | None = None
     """UID and resource version of the last JobSet that this process has created for the job."""
+
+    @property
+    def profile(self) -> str:
+        """Name of the profile that the job runs under. Empty before admission and after it has finished. It is the
+        status's: the spec may omit it, or name one under which the job was not admitted."""
+        return "" if self.finished else self.facts.profile
 
 
 class EventHandlers:
@@ -57,7 +66,7 @@ class EventHandlers:
 
     Args:
         add: adds a key to the queue, due after the given number of seconds.
-        metrics: notified of jobs and finished JobSets.
+        metrics: reads what is known of jobs, and is notified of handovers from one JobSet to the next.
         deleted: called with each deleted job.
     """
 
@@ -69,12 +78,15 @@ class EventHandlers:
         deleted: Callable[[Object], None] = lambda _: None,
         budgets: Budgets | None = None,
         notifications: Notifications | None = None,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
+        self._clock = clock
         self._notifications = notifications
         self._deleted = deleted
         self._budgets = budgets
         self._add = add
         self._metrics = metrics
+        metrics.jobs = lambda: (seen.facts for seen in self._seen.values())
         self._seen: dict[JobKey, _CachedJob] = {}
         self._live: set[JobKey] = set()
         """The unfinished ones of them. Their number is read at each reconcile."""
@@ -84,10 +96,6 @@ class EventHandlers:
     @property
     def live(self) -> int:
         return len(self._live)
-
-    @property
-    def known(self) -> int:
-        return len(self._seen)
 
     def used_by(self, profile: str) -> int:
         """Returns the number of unfinished jobs that run under that profile."""
@@ -132,8 +140,8 @@ class EventHandlers:
         if seen and not seen.finished and uid not in seen.finished_jobsets and _has_ended(jobset):
             seen.finished_jobsets |= {uid}
             # The end time of JobSets in a listing is unknown.
-            if event_type is not None:
-                self._metrics.jobset_finished(key)
+            if event_type is not None and seen.ended is None:
+                seen.ended = self._clock()
         if seen and event_type == "DELETED":
             seen.finished_jobsets -= {uid}
         version = jobset["metadata"].get("resourceVersion")
@@ -147,10 +155,12 @@ class EventHandlers:
 
     def jobset_created(self, jobset: Object) -> None:
         """Called after this process has created a JobSet, with its stored form."""
-        if key := _owner(jobset):
-            self._metrics.jobset_created(key)
-            if seen := self._seen.get(key):
-                seen.created_jobset = jobset["metadata"]["uid"], jobset["metadata"]["resourceVersion"]
+        key = _owner(jobset)
+        if key and (seen := self._seen.get(key)):
+            if seen.ended is not None:
+                self._metrics.handed_over(self._clock() - seen.ended)
+                seen.ended = None
+            seen.created_jobset = jobset["metadata"]["uid"], jobset["metadata"]["resourceVersion"]
 
     def pod(self, event_type: str | None, pod: Object) -> None:
         key = _owner(pod)
@@ -192,7 +202,9 @@ class EventHandlers:
 
     def usage_known(self, namespace: str) -> None:
         """Queues the jobs of a namespace that wait until its usage in the present month is known."""
-        self._add_live(lambda key, job: key.namespace == namespace and job.waits_for_budget)
+        self._add_live(
+            lambda key, job: key.namespace == namespace and job.facts.reason == WaitingReason.BUDGET
+        )
 
     def missed(self) -> None:
         """Queues every live job after a watch has lost events, since a listing does not show deleted objects."""
@@ -249,26 +261,28 @@ class EventHandlers:
     def _remember(self, key: JobKey, job: Object) -> _CachedJob:
         """Updates and returns the state of the job with that name; ``job`` is ignored if a later one has the name."""
         uid, created = job["metadata"]["uid"], job["metadata"].get("creationTimestamp", "")
-        version = _version(job)
+        version, facts = _version(job), JobFacts.of(job)
         seen = self._seen.get(key)
         if seen is not None and seen.uid != uid:
             if (created, version) < (seen.created, seen.version):
                 return seen
             self._forget(key)
             seen = None
+        before = seen.profile if seen else ""
         if seen is None:
-            seen = self._seen[key] = _CachedJob(uid, created)
-        seen.version, seen.input = version, _input(job)
+            seen = self._seen[key] = _CachedJob(uid, created, facts)
+        seen.version, seen.input, seen.facts = version, _input(job), facts
         seen.finished, seen.admitted = is_true(job, "Finished"), is_true(job, "Valid")
         seen.cleans_up = "childTTLSecondsAfterFinished" in job.get("spec", {})
-        facts = self._metrics.job(key, job)
-        seen.waits_for_budget = facts.reason == WaitingReason.BUDGET
+        if not facts.expects_next:
+            seen.ended = None
+        if facts.profile:
+            self._metrics.begin(Place(facts.namespace, facts.profile, facts.capacity))
         if self._budgets is not None:
             self._budgets.job(job)
         if self._notifications is not None:
             self._notifications.job(job)
-        # The profile of the status: the spec may omit it, or name one under which the job was not admitted.
-        self._use(seen, "" if seen.finished else facts.profile)
+        self._use(before, seen.profile)
         if seen.finished:
             self._live.discard(key)
             seen.finished_jobsets = frozenset()
@@ -276,19 +290,17 @@ class EventHandlers:
             self._live.add(key)
         return seen
 
-    def _use(self, seen: _CachedJob, profile: str) -> None:
-        """Records the profile that the job now runs under; empty for none."""
-        for changed in {seen.profile, profile} - {""} if profile != seen.profile else ():
+    def _use(self, before: str, now: str) -> None:
+        """Has the profiles updated if a job runs under another one than before; empty: under none."""
+        for changed in {before, now} - {""} if before != now else ():
             self._add(ProfileKey(changed), USAGE_SECONDS)
-        seen.profile = profile
 
     def _forget(self, key: JobKey) -> None:
         if seen := self._seen.pop(key, None):
             self._live.discard(key)
-            self._use(seen, "")
+            self._use(seen.profile, "")
             if self._budgets is not None:
                 self._budgets.gone(key.namespace, seen.uid)
-        self._metrics.gone(key)
 
 
 def _key(job: Object) -> JobKey:
@@ -314,7 +326,7 @@ def _input(found: Object, *annotations: str) -> bytes:
     values = [metadata.get(name) for name in ("uid", "generation", "deletionTimestamp")]
     values += [metadata.get("labels", {}).get(label) for label in (QUEUE_LABEL, PRIORITY_LABEL)]
     values += [metadata.get("annotations", {}).get(annotation) for annotation in annotations]
-    return sha256(json.dumps(values).encode()).digest()
+    return sha256(to_json(values)).digest()
 
 
 def _may_be_leftover(job: _CachedJob | None, jobset: Object) -> bool:

@@ -1,15 +1,10 @@
-"""Gauges of the fleet: its jobs as they are now.
-
-Label values are bounded: namespaces and profiles that exist, and words of the API. Texts that a tenant's run folder
-contains, such as the reasons of a trainer, are never among them.
-"""
+"""The fleet's jobs as they are now, for gauges. What a tenant may write becomes one of the API's words."""
 
 from collections import Counter as Multiset
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client.metrics_core import Metric
 
 from finetune_contract import Stage
 from finetune_operator.api import Phase, Reason, WaitingReason
@@ -17,7 +12,7 @@ from finetune_operator.api.conditions import stored_condition
 from finetune_operator.lifecycle.children.kueue import DEACTIVATED, NEVER_ADMITTED
 from finetune_operator.objects import Object
 from finetune_operator.planning.queueing import QUEUE_LABEL
-from finetune_operator.reconcile.keys import JobKey
+from finetune_operator.runtime.series import gauge
 
 _ON_TPU = frozenset(stage.value for stage in Stage if stage.on_tpu)
 _PHASES = frozenset(Phase)
@@ -30,35 +25,6 @@ _STALLS = frozenset({*Reason, *WaitingReason, *NEVER_ADMITTED, DEACTIVATED})
 _NOT_BLIND = frozenset(
     {Reason.NOT_STARTED, Reason.RECORD_MALFORMED, Reason.RUN_FOLDER_TOO_LARGE, Reason.TOO_MANY_OBJECTS}
 )
-#: Help and labels of each gauge.
-_GAUGES = {
-    "finetune_jobs": (
-        "Number of jobs by phase; reason is that of status.waiting, empty if the job does not wait",
-        ("namespace", "profile", "phase", "reason"),
-    ),
-    "finetune_jobs_stalled": (
-        "Number of unfinished valid jobs that cannot proceed, by the reason of the condition Stalled",
-        ("namespace", "profile", "reason"),
-    ),
-    "finetune_jobs_invalid": (
-        (
-            "Number of unfinished jobs that cannot proceed until their author edits or deletes them: Valid is False, "
-            "or the queue of their own label admits none"
-        ),
-        ("namespace", "profile"),
-    ),
-    "finetune_jobs_blind": (
-        (
-            "Number of unfinished jobs whose run folder cannot be read: RunFolderReadable is not True, and not because "
-            "of what the folder or the namespace contains"
-        ),
-        ("namespace", "profile"),
-    ),
-    "finetune_chips_held": (
-        "TPU chips of slices on which all pods of a stage run",
-        ("namespace", "profile", "capacity"),
-    ),
-}
 
 
 class Place(NamedTuple):
@@ -85,6 +51,16 @@ class JobFacts(NamedTuple):
     invalid: bool
     """Whether the job cannot proceed until its author edits or deletes it."""
     blind: bool
+
+    @property
+    def live(self) -> bool:
+        return self.phase not in _FINISHED
+
+    @property
+    def expects_next(self) -> bool:
+        """Whether the next JobSet is due as soon as one has finished."""
+        waits = self.reason or self.stalled or self.invalid
+        return self.live and not waits and self.phase != Phase.SUSPENDED
 
     @classmethod
     def of(cls, job: Object) -> "JobFacts":
@@ -118,47 +94,19 @@ class JobFacts(NamedTuple):
         )
 
 
-class JobCollector(Collector):
-    """Gauges of all jobs that the watch has delivered, computed when they are scraped. Only the leader watches."""
-
-    def __init__(self) -> None:
-        self._jobs: dict[JobKey, JobFacts] = {}
-        self._shared: dict[JobFacts, JobFacts] = {}
-        """Many jobs have the same facts, which are kept once."""
-
-    def put(self, key: JobKey, job: Object) -> JobFacts:
-        facts = JobFacts.of(job)
-        self._jobs[key] = self._shared.setdefault(facts, facts)
-        return facts
-
-    def drop(self, key: JobKey) -> None:
-        self._jobs.pop(key, None)
-
-    def places(self) -> frozenset[Place]:
-        """Returns where jobs are that have been admitted, and where jobs were until the last scrape."""
-        return frozenset(
-            Place(each.namespace, each.profile, each.capacity) for each in self._shared if each.profile
-        )
-
-    def chips(self, namespace: str) -> int:
-        """Returns the chips at work in a namespace, as its jobs were last observed."""
-        return sum(facts.chips for key, facts in self._jobs.items() if key.namespace == namespace)
-
-    def collect(self) -> Iterable[Metric]:
-        found = Multiset(self._jobs.values())
-        self._shared = {facts: facts for facts in found}
-        sums = Multiset[tuple[str, tuple[str, ...]]]()
-        for facts, number in found.items():
-            place = facts.namespace, facts.profile
-            sums["finetune_jobs", (*place, facts.phase, facts.reason)] += number
-            sums["finetune_jobs_stalled", (*place, facts.stalled)] += number * bool(facts.stalled)
-            sums["finetune_jobs_invalid", place] += number * facts.invalid
-            sums["finetune_jobs_blind", place] += number * facts.blind
-            if facts.chips:
-                sums["finetune_chips_held", (*place, facts.capacity)] += number * facts.chips
-        families = {
-            name: GaugeMetricFamily(name, text, labels=labels) for name, (text, labels) in _GAUGES.items()
-        }
-        for (name, labels), value in sorted(sums.items()):
-            families[name].add_metric(labels, value)
-        return families.values()
+def job_gauges(jobs: Iterable[JobFacts]) -> Iterator[Metric]:
+    """Yields the gauges of these jobs."""
+    phases, stalled, invalid, blind, held = (Multiset[tuple[str, ...]]() for _ in range(5))
+    for facts, number in Multiset(jobs).items():
+        place = facts.namespace, facts.profile
+        phases[*place, facts.phase, facts.reason] += number
+        stalled[*place, facts.stalled] += number * bool(facts.stalled)
+        invalid[place] += number * facts.invalid
+        blind[place] += number * facts.blind
+        if facts.chips:
+            held[*place, facts.capacity] += number * facts.chips
+    yield gauge("finetune_jobs", phases)
+    yield gauge("finetune_jobs_stalled", stalled)
+    yield gauge("finetune_jobs_invalid", invalid)
+    yield gauge("finetune_jobs_blind", blind)
+    yield gauge("finetune_chips_held", held)

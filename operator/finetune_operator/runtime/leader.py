@@ -94,8 +94,6 @@ class Leader:
         self._workers = Workers(self._queue, self._reconcile, metrics=metrics)
         metrics.leads(
             queue=self._queue,
-            live=lambda: self._intake.live,
-            known=lambda: self._intake.known,
             cache=self._cache,
             served=served,
             leading=leading,
@@ -169,7 +167,7 @@ class Leader:
             parts["notifications"] = self._notifications.run()
         return parts
 
-    async def _reconcile(self, key: Key, /, *, retry_in: float) -> float | None:
+    async def _reconcile(self, key: Key, retry_in: float) -> float | None:
         try:
             if isinstance(key, ProfileKey):
                 await self._profiles.reconcile(key)

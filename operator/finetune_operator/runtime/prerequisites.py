@@ -46,10 +46,15 @@ def watches(namespaces: Sequence[str], *, kueue: bool) -> tuple[WatchStream, ...
 async def check_prerequisites(
     cluster: KubernetesClient, namespaces: Sequence[str], *, own_namespace: str, own_name: str
 ) -> Prerequisites:
-    """Tries to list every kind to watch, Workloads if Kueue is installed now, and looks for other releases that serve
-    one of the namespaces (:func:`.other_releases.earlier_releases`)."""
-    wanted = watches(namespaces, kueue=await serves_workloads(cluster, namespaces))
+    """Tries to list every kind to watch, and looks for other releases that serve one of the namespaces
+    (:func:`.other_releases.earlier_releases`). Workloads are watched unless the API server says that it does not serve
+    them: a refusal in one namespace says nothing about the kind, and any other error is one to report.
+    """
+    wanted = watches(namespaces, kueue=True)
     problems = {watch: error for watch in wanted if (error := await _problem(cluster, watch))}
+    if any(watch.kind is WORKLOADS and isinstance(error, NotFound) for watch, error in problems.items()):
+        wanted = watches(namespaces, kueue=False)
+        problems = {watch: error for watch, error in problems.items() if watch in wanted}
     texts = {watch: _text(watch, error) for watch, error in problems.items()}
     broken = {watch.namespace for watch in problems}
     whole = {watch.namespace for watch in wanted} - broken - {None}
@@ -81,19 +86,6 @@ async def wait_for_prerequisites(check: Callable[[], Awaitable[Prerequisites]], 
         except TimeoutError:
             continue
     return False
-
-
-async def serves_workloads(cluster: KubernetesClient, namespaces: Sequence[str]) -> bool:
-    """Whether the API server serves Kueue's Workloads.
-
-    Any error other than "not found" counts as yes: :func:`check_prerequisites` then reports the problem. A refusal in
-    one namespace says nothing about the kind, so the next one is tried.
-    """
-    for namespace in namespaces or (None,):
-        error = await _problem(cluster, WatchStream(WORKLOADS, namespace))
-        if not isinstance(error, Rejected):
-            return not isinstance(error, NotFound)
-    return True
 
 
 async def _problem(cluster: KubernetesClient, watch: WatchStream) -> ClusterError | None:

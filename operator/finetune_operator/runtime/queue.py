@@ -42,13 +42,11 @@ class WorkQueue[K: Hashable]:
         self._clock = clock
         self._changed = asyncio.Event()
         self._closed = False
-        self._due: dict[K, float] = {}
-        """Due times of waiting keys."""
-        self._standing: dict[K, _Entry[K]] = {}
-        """The entry of each waiting key that is not in progress."""
+        self._waiting: dict[K, _Entry[K]] = {}
+        """The entry of each waiting key; of one in progress, that with which it will wait afterwards."""
         self._later: list[_Entry[K]] = []
         """Heap of the keys that were not due at the last call of :meth:`take_due`. May contain stale entries, at most
-        as many as there are waiting keys; ``_standing`` is authoritative."""
+        as many as there are waiting keys; ``_waiting`` is authoritative."""
         self._turns: OrderedDict[str | None, deque[_Entry[K]]] = OrderedDict()
         """Due keys by namespace, none empty, in the order of the namespaces' turns; each in the order of due times."""
         self._postponed: dict[str | None, dict[K, float]] = {}
@@ -70,12 +68,10 @@ class WorkQueue[K: Hashable]:
         self._changed.set()
 
     def _add(self, key: K, at: float) -> None:
-        if key in self._due and self._due[key] <= at:
+        if key in self._waiting and self._waiting[key][0] <= at:
             return
-        self._due[key] = at
         self._resume(key)
-        if key not in self._taken:
-            self._push(key)
+        self._wait(key, at)
 
     def postpone(self, key: K) -> bool:
         """Schedules a key that is in progress for when no key of its namespace is due.
@@ -87,7 +83,7 @@ class WorkQueue[K: Hashable]:
             return False
         latest = self._clock() + LONGEST_POSTPONEMENT
         self._add(key, latest)
-        if self._due[key] == latest:
+        if self._waiting[key][0] == latest:
             self._postponed.setdefault(_namespace(key), {})[key] = self._taken[key]
         return True
 
@@ -155,7 +151,7 @@ class WorkQueue[K: Hashable]:
         self._turns.move_to_end(namespace)
         if not keys:
             del self._turns[namespace]
-        del self._due[key], self._standing[key]
+        del self._waiting[key]
         since = self._resume(key)
         self._taken[key] = due if since is None else min(due, since)
         self._in_progress[namespace] = in_progress + 1
@@ -191,7 +187,7 @@ class WorkQueue[K: Hashable]:
     def depth(self) -> int:
         """Returns the number of keys that are due or postponed, and not taken."""
         now = self._clock()
-        due = (key for key, at in self._due.items() if at <= now or self.is_postponed(key))
+        due = (key for key, (at, *_) in self._waiting.items() if at <= now or self.is_postponed(key))
         return sum(1 for key in due if key not in self._taken)
 
     def oldest(self) -> float:
@@ -211,13 +207,12 @@ class WorkQueue[K: Hashable]:
     def _give_back(self, key: K, again_after: float | None) -> None:
         now = self._clock()
         del self._taken[key]
-        due = self._due.get(key)
-        if again_after is not None and (due is None or due > now + again_after):
-            due = now + again_after
-        if due is not None:
+        times = [self._waiting[key][0]] if key in self._waiting else []
+        if again_after is not None:
+            times.append(now + again_after)
+        if times:
             # The time in which the key was in progress is no delay.
-            self._due[key] = max(due, now)
-            self._push(key)
+            self._wait(key, max(min(times), now))
         namespace = _namespace(key)
         if self._in_progress[namespace] == 1:
             del self._in_progress[namespace]
@@ -225,10 +220,12 @@ class WorkQueue[K: Hashable]:
             self._in_progress[namespace] -= 1
         self._changed.set()
 
-    def _push(self, key: K) -> None:
-        entry = self._standing[key] = self._due[key], next(self._order), key
+    def _wait(self, key: K, at: float) -> None:
+        entry = self._waiting[key] = at, next(self._order), key
+        if key in self._taken:
+            return
         heapq.heappush(self._later, entry)
-        if len(self._later) > 2 * len(self._due):
+        if len(self._later) > 2 * len(self._waiting):
             # A key that is repeatedly moved to an earlier time leaves a stale entry for each later one.
             self._later = list(filter(self._stands, self._later))
             heapq.heapify(self._later)
@@ -268,7 +265,7 @@ class WorkQueue[K: Hashable]:
         return since
 
     def _stands(self, entry: _Entry[K]) -> bool:
-        return self._standing.get(entry[2]) is entry
+        return self._waiting.get(entry[2]) is entry
 
 
 def _namespace(key: Hashable) -> str | None:

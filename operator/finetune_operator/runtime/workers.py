@@ -4,9 +4,8 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from time import monotonic
-from typing import Protocol
 
 from finetune_operator.artifacts.shared_store import SharedStore
 from finetune_operator.cluster.port import JOBS, ClusterError, KubernetesClient, Rejected
@@ -39,14 +38,11 @@ FAULT_DRAIN_SECONDS = 2.0
 STOP_SECONDS = 8.0
 
 
-class Reconcile[K](Protocol):
-    """Signature of :meth:`finetune_operator.reconcile.reconciler.Reconciler.reconcile`."""
-
-    async def __call__(self, key: K, /, *, retry_in: float) -> float | None: ...
-
-
 class Workers[K: Hashable]:
     """Reconciles the keys of one queue, many concurrently.
+
+    ``reconcile`` gets a key and the seconds until the retry of a failure. It returns the seconds until the key is due
+    again, or None.
 
     A slow reconcile waits for a store or the API server and does not delay other keys: after SLOW_SECONDS it no longer
     counts against the limit, up to a number of such reconciles. One namespace never has more reconciles in progress
@@ -56,7 +52,7 @@ class Workers[K: Hashable]:
     def __init__(
         self,
         queue: WorkQueue[K],
-        reconcile: Reconcile[K],
+        reconcile: Callable[[K, float], Awaitable[float | None]],
         *,
         metrics: OperatorMetrics,
         clock: Callable[[], float] = monotonic,
@@ -114,7 +110,7 @@ class Workers[K: Hashable]:
         reason: str | None = None
         try:
             async with asyncio.timeout(RECONCILE_SECONDS) as limit:
-                again_after = await self._reconcile(key, retry_in=retry_in)
+                again_after = await self._reconcile(key, retry_in)
         except ReconcileError as error:
             reason = error.reason
             log.warning("%s: %s (again in %.1f s)", reason, error, max(retry_in, error.retry_after))

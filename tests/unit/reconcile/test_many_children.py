@@ -19,7 +19,7 @@ from finetune_operator.reconcile.keys import JobKey
 from finetune_operator.reconcile.observe import Observer
 from finetune_operator.reconcile.plans import Plans
 from finetune_operator.reconcile.reconciler import ReconcileError, Reconciler
-from finetune_operator.reconcile.watch_cache import CachedJob, WatchCache
+from finetune_operator.reconcile.watch_cache import ReadJob, WatchCache
 from tests.unit.reconcile.fakes import NOW, OWN, FakeCluster, FakeStore, child, job, plan, workload
 from tests.unit.reconcile.test_reconciler import KEY, RUNNING, make
 
@@ -94,8 +94,10 @@ async def test_large_workloads_of_a_cached_job_are_read_with_the_job(cluster: Fa
         cluster.put(WORKLOADS, made)
     reconciler = make(cluster, lambda _: Decision(action=Wait(), status=RUNNING))
 
-    async def cached(*_: str) -> CachedJob:
-        return CachedJob(cluster.of(JOBS)[0], [JobSet.parse(jobset)], [], None)
+    async def cached(*_: str) -> ReadJob:
+        return ReadJob(
+            job=cluster.of(JOBS)[0], jobsets=[JobSet.parse(jobset)], workloads=None, cached_since=0.0
+        )
 
     reconciler._observer._cache.job = cached  # type: ignore[method-assign]
     observation = await observed(cluster, reconciler)

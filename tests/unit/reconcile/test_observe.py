@@ -30,6 +30,7 @@ from finetune_operator.reconcile.watch_cache import WatchCache
 from tests.unit.lifecycle import world
 from tests.unit.reconcile.fakes import FOLDERS, NOW, OWN, FakeCluster, FakeStore, child, job, plan, workload
 from tests.unit.reconcile.records import result
+from tests.unit.reconcile.watched import Watched, at
 
 KEY = JobKey("team", "demo")
 
@@ -312,6 +313,39 @@ async def test_a_look_costs_no_more_where_there_are_more_jobs(others: int) -> No
         "get configmaps", "get finetunejobs", "get finetunejobs", "list finetuneprofiles", "list jobsets", "list pods",
         "list resourcequotas",
     ]  # fmt: skip
+
+
+async def test_jobs_that_were_delivered_before_a_list_of_profiles_share_it_and_later_ones_do_not() -> None:
+    """A profile that was edited before a job was created decides about it, whatever its watch has delivered."""
+    cluster, watched = FakeCluster(), Watched()
+    watched.all_listed()
+    looks = Observer(
+        cluster,
+        Plans(cluster, OWN),
+        RunFolderReader(FakeStore()),
+        watched.cache,
+        utc_now=lambda: NOW,
+        live_jobs=lambda: 3,
+    )
+
+    async def created(name: str) -> None:
+        watched.event(JOBS, "ADDED", at(101, cluster.put(JOBS, {**job(name), "status": {}})))
+        watched.now += 0.1
+
+    async def seen(name: str) -> list[str]:
+        observation = await looks.observe(JobKey("team", name))
+        assert observation is not None
+        assert observation.cached
+        return [each["metadata"]["name"] for each in observation.profiles]
+
+    await created("first")
+    await created("second")
+    assert (await seen("first"), await seen("second")) == ([], [])
+    assert cluster.calls == ["list finetuneprofiles", "list resourcequotas"]
+    cluster.put(PROFILES, {"metadata": {"name": "edited"}})
+    watched.now += 0.1
+    await created("third")
+    assert await seen("third") == ["edited"]
 
 
 @pytest.mark.parametrize(

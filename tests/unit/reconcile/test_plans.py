@@ -74,3 +74,19 @@ async def test_the_plan_of_a_deleted_job_is_not_kept_in_memory(cluster: FakeClus
     plans = Plans(cluster, OWN)
     await plans.delete_orphan(KEY)
     assert plans.cached(KEY.uid) is None
+
+
+async def test_the_plan_of_a_deleted_job_is_not_read_again_if_it_is_known(cluster: FakeCluster) -> None:
+    plans = Plans(cluster, OWN)
+    await plans.create(plan())
+    assert await plans.delete_orphan(KEY)
+    assert cluster.calls == ["create configmaps", "get finetunejobs", "delete configmaps"]
+
+
+async def test_a_plan_that_was_replaced_is_deleted_at_the_second_attempt(cluster: FakeCluster) -> None:
+    plans = Plans(cluster, OWN)
+    await plans.create(plan())
+    cluster.put(CONFIG_MAPS, plan())
+    for remaining in (1, 0):
+        await plans.delete_orphan(KEY)
+        assert len(cluster.of(CONFIG_MAPS)) == remaining

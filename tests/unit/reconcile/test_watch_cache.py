@@ -6,7 +6,7 @@ import pytest
 
 from finetune_operator.cluster.port import JOBS, JOBSETS, PODS, PROFILES, WORKLOADS, WatchStream
 from finetune_operator.reconcile import watch_entries, watch_streams
-from finetune_operator.reconcile.watch_cache import CachedJob, WatchCache
+from finetune_operator.reconcile.watch_cache import ReadJob, WatchCache
 from finetune_operator.reconcile.watch_entries import ChildVersion
 from tests.unit.reconcile.fakes import child, job, workload
 from tests.unit.reconcile.watched import Watched, at
@@ -31,7 +31,7 @@ def pod(version: int, phase: str = "Running", name: str = POD) -> dict[str, Any]
     return at(version, child("Pod", name)) | {"status": {"phase": phase}}
 
 
-async def cached(watched: Watched, namespace: str = "team", name: str = "demo") -> CachedJob | None:
+async def cached(watched: Watched, namespace: str = "team", name: str = "demo") -> ReadJob | None:
     return await watched.cache.job(namespace, name)
 
 
@@ -405,7 +405,7 @@ async def test_after_a_restored_backup_children_that_were_gone_exist_again(watch
 async def workloads(watched: Watched) -> list[str] | None:
     found = await cached(watched)
     assert found is not None
-    return found.workloads and [each.name for each in found.workloads]
+    return None if found.workloads is None else [each.name for each in found.workloads]
 
 
 def queued(version: int, jobset: str = JOBSET, uid: str = "uid-of-jobset") -> dict[str, Any]:

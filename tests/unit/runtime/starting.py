@@ -190,7 +190,7 @@ async def start(port: int, count: int) -> None:
     while found is None and not watching.done():
         found = await cache.job("team-0", "job-0")
     first = time.perf_counter() - begun
-    while intake.known < count and not watching.done():
+    while len(intake.keys()) < count and not watching.done():
         await asyncio.wait({watching}, timeout=0.1)
     if watching.done():
         watching.result()

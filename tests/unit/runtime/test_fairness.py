@@ -43,7 +43,7 @@ class Load:
         for key in self.keys:
             queue.add(key)
 
-        async def reconcile(key: JobKey, /, *, retry_in: float) -> float | None:
+        async def reconcile(key: JobKey, retry_in: float) -> float | None:
             self.begun += 1
             if key.namespace != OTHER:
                 await asyncio.sleep(self.seconds())

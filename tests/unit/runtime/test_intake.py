@@ -2,14 +2,13 @@ from typing import Any
 
 import pytest
 
-from finetune_operator.reconcile.keys import JobKey, Key, PlanKey, ProfileKey
+from finetune_operator.reconcile.keys import Key, PlanKey, ProfileKey
 from finetune_operator.runtime.event_handlers import (
     FINISHED_LATER_SECONDS,
     POD_SECONDS,
     USAGE_SECONDS,
     EventHandlers,
 )
-from finetune_operator.runtime.job_metrics import JobFacts
 from finetune_operator.runtime.metrics import OperatorMetrics
 from tests.unit.reconcile.fakes import workload
 from tests.unit.runtime.objects import job, jobset, key, profile
@@ -23,22 +22,13 @@ class Ears(OperatorMetrics):
     def __init__(self) -> None:
         super().__init__()
         self.added: list[tuple[Key, float]] = []
-        self.finished: list[JobKey] = []
-        self.forgotten: list[JobKey] = []
-        self.versions: dict[JobKey, Any] = {}
-        self.intake = EventHandlers(lambda key, after: self.added.append((key, after)), self)
-
-    def job(self, key: JobKey, job: Any) -> JobFacts:
-        self.versions[key] = job
-        return super().job(key, job)
-
-    def gone(self, key: JobKey) -> None:
-        super().gone(key)
-        del self.versions[key]
-        self.forgotten.append(key)
-
-    def jobset_finished(self, key: JobKey) -> None:
-        self.finished.append(key)
+        self.handovers: list[float] = []
+        """In seconds."""
+        self.handed_over = self.handovers.append  # type: ignore[assignment]
+        self.now = 0.0
+        self.intake = EventHandlers(
+            lambda key, after: self.added.append((key, after)), self, clock=lambda: self.now
+        )
 
     def take(self) -> list[Key]:
         keys = [key for key, _ in self.added]
@@ -171,20 +161,45 @@ def test_a_child_without_our_label_is_nobodys(ears: Ears) -> None:
 
 
 @pytest.mark.parametrize("terminal", ["Completed", "Failed"])
-def test_the_end_of_a_jobset_is_reported_once(ears: Ears, terminal: str) -> None:
+def test_a_handover_is_measured_once_from_the_finished_jobset_to_the_next(ears: Ears, terminal: str) -> None:
     ears.intake.job("ADDED", job())
     ears.intake.jobset("MODIFIED", jobset())
-    assert ears.finished == []
-    for _ in range(2):
+    ears.intake.jobset_created(versioned("7", "demo-conv-1"))
+    assert ears.handovers == []
+    for ears.now in (10.0, 11.0):
         ears.intake.jobset("MODIFIED", jobset(**{terminal: "True"}))
-    assert ears.finished == [key()]
+    ears.now = 12.5
+    for _ in range(2):
+        ears.intake.jobset_created(versioned("9", "demo-train-1"))
+    assert ears.handovers == [2.5]
 
 
 def test_a_jobset_that_had_ended_before_we_looked_is_no_handover(ears: Ears) -> None:
     ears.intake.job(None, job())
     ears.intake.jobset(None, jobset(Completed="True"))
     ears.intake.jobset("MODIFIED", jobset(Completed="True"))
-    assert ears.finished == []
+    ears.intake.jobset_created(versioned("7", "demo-conv-1"))
+    assert ears.handovers == []
+
+
+@pytest.mark.parametrize(
+    ("status", "measured"),
+    [
+        ({"phase": "Running"}, 1),
+        ({"phase": "Recovering", "waiting": {"reason": "WaitingForRetry"}}, 0),
+        ({"phase": "Suspended"}, 0),
+        ({"phase": "Succeeded"}, 0),
+    ],
+)
+def test_a_job_that_waits_on_purpose_between_two_jobsets_is_no_handover(
+    ears: Ears, status: dict[str, Any], measured: int
+) -> None:
+    made = job()
+    ears.intake.job("ADDED", made)
+    ears.intake.jobset("MODIFIED", jobset(Completed="True"))
+    ears.intake.job("MODIFIED", made | {"status": made["status"] | status})
+    ears.intake.jobset_created(versioned("7", "demo-conv-1"))
+    assert len(ears.handovers) == measured
 
 
 def test_a_profile_wakes_the_jobs_that_wait_for_one(ears: Ears) -> None:
@@ -258,8 +273,7 @@ def test_a_job_that_is_gone_uses_no_profile(ears: Ears) -> None:
 def test_a_deleted_job_is_forgotten(ears: Ears) -> None:
     ears.intake.job("ADDED", job())
     ears.intake.job("DELETED", job())
-    assert ears.intake.known == 0
-    assert ears.forgotten == [key()]
+    assert (len(ears.intake.keys()), [*ears.jobs()]) == (0, [])
 
 
 def test_a_live_job_that_is_deleted_is_observed_once_more_so_that_its_views_are_dropped(ears: Ears) -> None:
@@ -280,9 +294,8 @@ def test_a_resync_queues_live_jobs_and_forgets_the_vanished(ears: Ears) -> None:
     ears.intake.listed([job("live"), job("finished", Finished="True"), job("unseen")])
     ears.intake.gone([key("vanished")])
     assert sorted(ears.take()) == [key("live"), key("unseen"), key("vanished")]
-    assert ears.intake.known == 3
-    assert ears.forgotten == [key("vanished")]
-    assert sorted(ears.versions) == [key("finished"), key("live"), key("unseen")]
+    assert sorted(ears.intake.keys()) == [key("finished"), key("live"), key("unseen")]
+    assert len([*ears.jobs()]) == 3
 
 
 def test_a_job_that_finishes_while_a_resync_lists_jobs_stays_finished(ears: Ears) -> None:
@@ -341,13 +354,11 @@ def test_the_deletion_of_an_earlier_job_does_not_forget_the_one_of_its_name(ears
     ears.intake.job("ADDED", old)
     ears.intake.job("ADDED", new)
     ears.take()
-    ears.forgotten.clear()
     ears.intake.job("DELETED", old)
-    assert (ears.intake.live, ears.intake.known) == (1, 1)
-    assert ears.forgotten == []
+    assert (ears.intake.live, len(ears.intake.keys())) == (1, 1)
     assert ears.take() == [PlanKey("team", "demo", "uid-of-01")]
     ears.intake.job("DELETED", new)
-    assert ears.intake.known == 0
+    assert len(ears.intake.keys()) == 0
 
 
 def test_a_late_event_of_an_earlier_job_changes_nothing(ears: Ears) -> None:
@@ -365,7 +376,8 @@ def test_a_job_that_is_created_again_is_known_afresh(ears: Ears) -> None:
     ears.intake.job("ADDED", created_again("02"))
     assert ears.take() == [key()]
     ears.intake.jobset("MODIFIED", jobset(Completed="True"))
-    assert ears.finished == [key()], "the JobSet of that name belongs to the new job"
+    ears.intake.jobset_created(versioned("7", "demo-conv-1"))
+    assert len(ears.handovers) == 1, "the JobSet of that name belongs to the new job"
 
 
 def test_deleted_jobsets_of_a_live_job_are_forgotten(ears: Ears) -> None:

@@ -33,7 +33,7 @@ class Hanging:
         self.hanging = 0
         self.handled: asyncio.Queue[JobKey] = asyncio.Queue()
 
-    async def __call__(self, key: JobKey, /, *, retry_in: float) -> float | None:
+    async def __call__(self, key: JobKey, retry_in: float) -> float | None:
         if key.namespace != "team":
             self.hanging += 1
             await asyncio.Event().wait()
@@ -73,7 +73,7 @@ async def test_a_reconcile_that_hangs_is_what_counts_and_not_how_long_others_wai
     time, may_end = FakeTime(), asyncio.Event()
     queue = WorkQueue[JobKey](clock=time.clock)
 
-    async def reconcile(_key: JobKey, /, *, retry_in: float) -> float | None:
+    async def reconcile(_key: JobKey, retry_in: float) -> float | None:
         time.now += 20
         if not queue.depth():
             await may_end.wait()
@@ -115,7 +115,7 @@ async def test_jobs_on_a_store_that_hangs_do_not_delay_those_of_another_tenant(
     store = SharedStore({"file": lambda: Bucket(lambda _call, _uri: None)})
     seen: asyncio.Queue[str] = asyncio.Queue()
 
-    async def reconcile(key: JobKey, /, *, retry_in: float) -> float | None:
+    async def reconcile(key: JobKey, retry_in: float) -> float | None:
         run = RunFolder(f"file:///runs/{key.namespace}/{key.name}-0badcafe")
         with calls_for_tenant(key.namespace):
             await RunFolderReader(store).view(Folders(run=run, cache=CacheLayout("file:///cache")))

@@ -214,7 +214,7 @@ class Budgets:
 
 
 @pytest.fixture
-def leader(metrics: OperatorMetrics, intake: EventHandlers) -> OperatorMetrics:
+def leader(metrics: OperatorMetrics) -> OperatorMetrics:
     """Every metric that a process has."""
     cache = WatchCache(watches([], kueue=True))
     budgets: Any = Budgets()
@@ -222,8 +222,6 @@ def leader(metrics: OperatorMetrics, intake: EventHandlers) -> OperatorMetrics:
     notifications: Any = Notifications()
     metrics.leads(
         queue=WorkQueue[Key](),
-        live=lambda: intake.live,
-        known=lambda: intake.known,
         cache=cache,
         served=ServedNamespaces(),
         leading=lambda: True,

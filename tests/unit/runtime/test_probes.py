@@ -21,12 +21,10 @@ from finetune_operator.reconcile.keys import Key
 from finetune_operator.reconcile.served_namespaces import ServedNamespaces
 from finetune_operator.reconcile.watch_cache import WatchCache
 from finetune_operator.runtime import prerequisites
-from finetune_operator.runtime.event_handlers import EventHandlers
 from finetune_operator.runtime.metrics import OperatorMetrics
 from finetune_operator.runtime.prerequisites import (
     Prerequisites,
     check_prerequisites,
-    serves_workloads,
     wait_for_prerequisites,
     watches,
 )
@@ -34,7 +32,7 @@ from finetune_operator.runtime.probes import ProbeServer
 from finetune_operator.runtime.queue import WorkQueue
 from tests.unit.reconcile.fakes import FakeCluster
 from tests.unit.reconcile.watched import Watched
-from tests.unit.runtime.objects import job, key
+from tests.unit.runtime.objects import key
 
 
 async def fetch(port: int, path: str) -> tuple[int, str]:
@@ -113,13 +111,10 @@ async def test_the_event_loop_reads_the_metrics_and_runs_while_their_text_is_wri
 
 async def test_metrics_of_a_leader_show_queue_jobs_and_watches() -> None:
     metrics, queue = OperatorMetrics(), WorkQueue[Key]()
-    intake = EventHandlers(queue.add, metrics)
     leading = True
     cache = WatchCache(watches([], kueue=False))
     metrics.leads(
         queue=queue,
-        live=lambda: intake.live,
-        known=lambda: intake.known,
         cache=cache,
         served=ServedNamespaces(),
         leading=lambda: leading,
@@ -138,11 +133,8 @@ def test_the_age_of_a_watch_is_that_by_which_decisions_rely_on_it() -> None:
     watched = Watched()
     watched.all_listed()
     metrics, queue = OperatorMetrics(), WorkQueue[Key]()
-    intake = EventHandlers(queue.add, metrics)
     metrics.leads(
         queue=queue,
-        live=lambda: intake.live,
-        known=lambda: intake.known,
         cache=watched.cache,
         served=ServedNamespaces(),
         leading=lambda: True,
@@ -154,39 +146,6 @@ def test_the_age_of_a_watch_is_that_by_which_decisions_rely_on_it() -> None:
         return metrics.registry.get_sample_value("finetune_watch_age_seconds", {"watch": watch})
 
     assert (age("finetunejobs"), age("jobsets")) == (0.0, 100.0)
-
-
-def test_a_handover_is_measured_from_the_finished_jobset_to_the_next() -> None:
-    now = [10.0]
-    metrics = OperatorMetrics(clock=lambda: now[0])
-    metrics.jobset_finished(key())
-    now[0] = 10.2
-    metrics.jobset_created(key())
-    metrics.jobset_created(key())
-    assert metrics.registry.get_sample_value("finetune_stage_handover_seconds_count") == 1
-    total = metrics.registry.get_sample_value("finetune_stage_handover_seconds_sum")
-    assert total is not None
-    assert abs(total - 0.2) < 1e-9
-
-
-@pytest.mark.parametrize(
-    ("status", "measured"),
-    [
-        ({"phase": "Running"}, 1),
-        ({"phase": "Recovering", "waiting": {"reason": "WaitingForRetry"}}, 0),
-        ({"phase": "Suspended"}, 0),
-        ({"phase": "Succeeded"}, 0),
-    ],
-)
-def test_a_job_that_waits_on_purpose_between_two_jobsets_is_no_handover(
-    status: dict[str, Any], measured: int
-) -> None:
-    metrics = OperatorMetrics()
-    metrics.jobset_finished(key())
-    made = job("demo")
-    metrics.job(key(), made | {"status": made["status"] | status})
-    metrics.jobset_created(key())
-    assert metrics.registry.get_sample_value("finetune_stage_handover_seconds_count") == measured
 
 
 def check(cluster: FakeCluster, *namespaces: str) -> Callable[[], Awaitable[Prerequisites]]:
@@ -275,7 +234,7 @@ async def test_the_check_reads_one_page_of_each_kind_without_selector() -> None:
 
     assert not (await check(Asked())()).missing
     assert cluster.calls.count("page finetunejobs") == 1
-    assert asked[:6] == [{"metadata_only": True}] * 6
+    assert asked[:5] == [{"metadata_only": True}] * 5
 
 
 async def test_that_kueue_is_absent_is_noticed_when_the_api_server_is_back(
@@ -301,15 +260,23 @@ async def test_that_kueue_is_absent_is_noticed_when_the_api_server_is_back(
     assert told[1:] == [()]
 
 
-async def test_kueue_may_be_absent() -> None:
+@pytest.mark.parametrize(
+    ("error", "kueue"),
+    [
+        (None, True),
+        (NotFound("no such kind", status=404), False),
+        # A refused request does not show that Kueue is absent; the missing permission is reported by name.
+        (Rejected("workloads is forbidden", status=403), True),
+    ],
+)
+async def test_kueue_may_be_absent(error: Exception | None, kueue: bool) -> None:
     cluster = FakeCluster()
-    assert await serves_workloads(cluster, ())
-    answers: dict[str, BaseException] = {"list workloads": NotFound("no such kind", status=404)}
-    cluster.fault = lambda moment, call: answers.get(call) if moment == "before" else None
-    assert not await serves_workloads(cluster, ("team",))
-    # A refused request does not show that Kueue is absent; the missing permission is reported by name.
-    answers["list workloads"] = Rejected("workloads is forbidden", status=403)
-    assert await serves_workloads(cluster, ())
+    cluster.fault = lambda moment, call: error if (moment, call) == ("before", "list workloads") else None
+    found = await check(cluster, "team")()
+    assert found.watches == watches(["team"], kueue=kueue)
+    assert any("workloads is forbidden" in problem for problem in found.missing) is (
+        kueue and error is not None
+    )
 
 
 def test_a_cluster_without_jobset_gets_a_hint_where_to_get_it() -> None:

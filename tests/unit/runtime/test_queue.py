@@ -174,8 +174,8 @@ def test_events_of_a_key_that_is_due_later_leave_nothing_behind(again_after: flo
         while due := queue.take_due():
             # The key is due again at the same time in each round, as with childTTLSecondsAfterFinished.
             queue.done(due, again_after - now)
-        assert len(queue._later) <= 2 * len(queue._due)
-    assert (queue._due.keys(), queue._taken) == ({"a", "b", "c"}, {})
+        assert len(queue._later) <= 2 * len(queue._waiting)
+    assert (queue._waiting.keys(), queue._taken) == ({"a", "b", "c"}, {})
 
 
 def test_what_is_asked_for_in_decades_is_due_in_a_day() -> None:

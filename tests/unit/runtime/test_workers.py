@@ -33,7 +33,7 @@ class Scripted:
         self.steps = list(steps)
         self.calls: list[tuple[JobKey, object]] = []
 
-    async def __call__(self, key: JobKey, /, *, retry_in: float) -> float | None:
+    async def __call__(self, key: JobKey, retry_in: float) -> float | None:
         self.calls.append((key, current_key.get()))
         step = self.steps.pop(0)
         if not self.steps:
@@ -69,7 +69,7 @@ async def test_a_postponed_status_counts_once_when_it_is_written() -> None:
     queue, metrics = WorkQueue[JobKey](), OperatorMetrics()
     handled: list[str] = []
 
-    async def reconcile(key: JobKey, /, *, retry_in: float) -> float | None:
+    async def reconcile(key: JobKey, retry_in: float) -> float | None:
         handled.append(key.name)
         if len(handled) == 1:
             assert queue.postpone(key)
@@ -88,7 +88,7 @@ async def test_what_is_in_hand_is_finished_when_the_queue_is_closed() -> None:
     queue = WorkQueue[JobKey]()
     begun, may_end, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
-    async def slow(_key: JobKey, /, *, retry_in: float) -> float | None:
+    async def slow(_key: JobKey, retry_in: float) -> float | None:
         begun.set()
         await may_end.wait()
         ended.set()
@@ -109,7 +109,7 @@ async def test_any_fault_stays_with_its_key(caplog: pytest.LogCaptureFixture) ->
     faults = iter([RuntimeError("odd"), asyncio.CancelledError(), TimeoutError(), KeyError("x")])
     good: list[JobKey] = []
 
-    async def reconcile(handled: JobKey, /, *, retry_in: float) -> float | None:
+    async def reconcile(handled: JobKey, retry_in: float) -> float | None:
         if handled == key("bad") and (fault := next(faults, None)):
             raise fault
         good.append(handled)
@@ -130,7 +130,7 @@ async def test_a_reconcile_without_end_is_given_up(monkeypatch: pytest.MonkeyPat
     queue, metrics = WorkQueue[JobKey](backoff=AT_ONCE), OperatorMetrics()
     tries = 0
 
-    async def reconcile(_key: JobKey, /, *, retry_in: float) -> float | None:
+    async def reconcile(_key: JobKey, retry_in: float) -> float | None:
         nonlocal tries
         tries += 1
         if tries == 2:
@@ -149,7 +149,7 @@ async def test_a_server_that_asks_for_time_gets_it(asked: float | None, waited: 
     queue = WorkQueue[JobKey](clock=time.clock)
     failed = asyncio.Event()
 
-    async def reconcile(_key: JobKey, /, *, retry_in: float) -> float | None:
+    async def reconcile(_key: JobKey, retry_in: float) -> float | None:
         failed.set()
         raise ReconcileError("APIServerUnavailable", "429", retry_after=asked)
 
