@@ -24,7 +24,6 @@ from pydantic.alias_generators import to_camel
 from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
-from finetune_operator.api.docstrings import docstrings_below
 from finetune_operator.api.numbers import SAFE_INTEGER_MAX
 from finetune_operator.api.rules import RULES_KEY, ValidationRule
 
@@ -37,27 +36,6 @@ INT32_MAX = 2**31 - 1
 
 #: Context of a validation that checks types, patterns and bounds, but no rules.
 WITHOUT_RULES: Final = {"rules": False}
-
-
-def _described(schema: dict[str, Any], model: type[BaseModel]) -> None:
-    """Adds a model's rules and the descriptions of its fields to its JSON schema."""
-    rules: tuple[ValidationRule, ...] = getattr(model, "rules", ())
-    if rules:
-        schema[RULES_KEY] = [rule.document() for rule in rules]
-    for name, text in field_descriptions(model).items():
-        alias = model.model_fields[name].alias or name
-        schema["properties"][alias]["description"] = text
-
-
-def field_descriptions(model: type[BaseModel]) -> dict[str, str]:
-    """Returns the docstrings below the fields of a model, by the fields' names."""
-    return {
-        name: text
-        for owner in reversed(model.__mro__)
-        if issubclass(owner, ApiModel)
-        for name, text in docstrings_below(owner).items()
-        if name in model.model_fields
-    }
 
 
 @cache
@@ -86,7 +64,6 @@ class ApiModel(BaseModel):
         alias_generator=to_camel,
         validate_by_name=True,
         validate_by_alias=True,
-        json_schema_extra=_described,
     )
     rules: ClassVar[tuple[ValidationRule, ...]] = ()
 

@@ -12,10 +12,10 @@ from finetune_operator.api import InvalidObject, Method, Model, parse_job, parse
 from finetune_operator.api.common import ApiModel, distinct
 from finetune_operator.api.profile import FineTuneProfileSpec
 from finetune_operator.api.rules import ValidationRule, all_or_none, at_most_one, exactly_one, immutable
-from finetune_operator.api.schema import structural_schema
 from tests.unit.api.documents import job
 from tests.unit.api.schema_oracle import check_rules
 from tests.unit.lifecycle.world import profile
+from tools.structural_schema import structural_schema
 
 ENVIRONMENT = celpy.Environment()
 

@@ -3,11 +3,11 @@
 from functools import cache
 from typing import Any
 
-from finetune_operator.api.common import GROUP, VERSION, ApiModel, field_descriptions
+from finetune_operator.api.common import GROUP, VERSION, ApiModel
 from finetune_operator.api.job import FineTuneJob
 from finetune_operator.api.profile import FineTuneProfile
 from finetune_operator.api.rules import RULES_KEY
-from finetune_operator.api.schema import Schema, structural_schema
+from tools.structural_schema import Schema, field_descriptions, structural_schema
 
 #: kstatus reads observedGeneration first, so that no tool mistakes an unprocessed object for a finished one.
 UNSEEN: dict[str, Any] = {"observedGeneration": -1}
