@@ -10,7 +10,7 @@ description of each field that holds the enum.
 import ast
 import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from functools import cache
 from itertools import pairwise
@@ -18,13 +18,17 @@ from types import ModuleType
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic.alias_generators import to_camel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-from finetune_operator.api.common import INT32_MAX, ApiModel
-from finetune_operator.api.rules import RULES_KEY
+from finetune_operator.api.common import INT32_MAX, ApiModel, DistinctKeys, RuleCheck
+from finetune_operator.api.rules import ValidationRule
 
 type Schema = dict[str, Any]
+
+#: Keyword that lists the rules.
+RULES_KEY = "x-kubernetes-validations"
 
 #: Keywords that mean the same in both dialects, in the order in which they are written.
 _KEPT = (
@@ -75,9 +79,18 @@ class _WithDescriptions(GenerateJsonSchema):
     def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
         described, model = super().model_schema(schema), schema["cls"]
         if rules := getattr(model, "rules", ()):
-            described[RULES_KEY] = [rule.document() for rule in rules]
+            described[RULES_KEY] = rule_documents(rules)
         for name, text in field_descriptions(model).items():
             described["properties"][model.model_fields[name].alias or name]["description"] = text
+        return described
+
+    def function_after_schema(self, schema: core_schema.AfterValidatorFunctionSchema) -> JsonSchemaValue:
+        described = super().function_after_schema(schema)
+        match schema["function"]["function"]:
+            case RuleCheck(rules=rules):
+                described[RULES_KEY] = rule_documents(rules)
+            case DistinctKeys(key=key):
+                described |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [to_camel(key)]}
         return described
 
     def enum_schema(self, schema: core_schema.EnumSchema) -> JsonSchemaValue:
@@ -92,6 +105,15 @@ def value_descriptions(enum: type[Enum]) -> dict[str, str]:
     """Returns the docstrings below the members of ``enum`` by the members' values, without those that have none."""
     docstrings = docstrings_below(enum)
     return {member.value: docstrings[member.name] for member in enum if member.name in docstrings}
+
+
+def rule_documents(rules: Iterable[ValidationRule]) -> list[dict[str, str]]:
+    """Returns the entries for ``x-kubernetes-validations``."""
+    return [
+        {"rule": rule.cel, "message": rule.message}
+        | ({"fieldPath": "." + ".".join(rule.at)} if rule.at else {})
+        for rule in rules
+    ]
 
 
 def field_descriptions(model: type[BaseModel]) -> dict[str, str]:
