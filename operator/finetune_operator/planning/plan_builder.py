@@ -6,7 +6,7 @@ from datetime import date, datetime
 from functools import cache
 from typing import Self
 
-from finetune_contract import MemoryOutcome, Stage
+from finetune_contract import MemoryOutcome, ProfilingSpec, SmokeSpec, Stage
 from finetune_operator.api import Reason
 from finetune_operator.api.policies import MemoryCheck
 from finetune_operator.objects import Object
@@ -30,8 +30,6 @@ from finetune_operator.planning.sections.training import (
     resolve_checkpointing,
     resolve_hyperparameters,
     resolve_method,
-    resolve_profiling,
-    resolve_smoke,
 )
 from finetune_operator.planning.slices.choice import CHEAPEST, NO_WISH, choose
 from finetune_operator.planning.slices.memory import resolve_memory
@@ -222,8 +220,8 @@ def _plan(draft: Draft, site: SlicePlan, candidates: Sequence[SlicePlan]) -> Pla
         exported_checkpoint=str(spec.export.checkpoint or ("Best" if checkpointing.keep_best else "Last")),
         on_gate_failure=spec.export.on_gate_failure.value,
         export_proof=spec.preflight.export_proof,
-        profiling=resolve_profiling(spec),
-        smoke=resolve_smoke(spec),
+        profiling=ProfilingSpec(**dict(spec.profiling)) if spec.profiling else None,
+        smoke=SmokeSpec(**dict(spec.preflight.smoke)) if spec.preflight.smoke else None,
         memory=memory,
         use_cache=spec.cache.value,
         engine_overrides=spec.engine_overrides or {},
