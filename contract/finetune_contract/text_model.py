@@ -38,9 +38,13 @@ class Architecture:
     text_config: bool
     """Whether the sizes are those of the text part of an image-and-text model."""
     qkv_bias: bool
+    """Whether the projections of queries, keys and values have a bias (Qwen2)."""
     qk_norm: bool
+    """Whether queries and keys are normalized."""
     post_norms: bool
+    """Whether norms also follow attention and MLP (Gemma)."""
     block_layers: int
+    """Number of layers that MaxText scans as one block; only the last of them attends to the whole context."""
 
     @property
     def experts_key(self) -> str | None:
@@ -114,13 +118,6 @@ class TextModel:
     """Size of a head's query and key."""
     vocab_size: int
     tied_embeddings: bool
-    qk_norm: bool = False
-    qkv_bias: bool = False
-    """Whether the projections of queries, keys and values have a bias (Qwen2)."""
-    post_norms: bool = False
-    """Whether norms also follow attention and MLP (Gemma)."""
-    block_layers: int = 1
-    """Number of layers that MaxText scans as one block; only the last of them attends to the whole context."""
     experts: MoEConfig | None = None
     latent: MLAConfig | None = None
 
@@ -128,6 +125,15 @@ class TextModel:
         """Returns the weights of that layer by name; those of experts have three sizes, the first is their number."""
         dense = self.experts is None or number < self.experts.dense_layers
         return self._dense_layer if dense else self._mixed_layer
+
+    @property
+    def features(self) -> Architecture:
+        return architectures()[self.architecture]
+
+    @property
+    def block_layers(self) -> int:
+        """Number of layers that MaxText scans as one block."""
+        return self.features.block_layers
 
     @property
     def embedding(self) -> int:
@@ -245,12 +251,12 @@ class TextModel:
                 "kv_b_proj": (self.heads * (self.latent.nope_dim + value), rank),
                 "o_proj": (hidden, self.heads * value),
             }
-        if self.qkv_bias:
+        if self.features.qkv_bias:
             shapes |= {"q_proj.bias": (queries,), "k_proj.bias": (keys,), "v_proj.bias": (keys,)}
-        if self.qk_norm:
+        if self.features.qk_norm:
             shapes |= {"q_norm": (self.head_dim,), "k_norm": (self.head_dim,)}
         norms = ["input_layernorm", "post_attention_layernorm"]
-        if self.post_norms:
+        if self.features.post_norms:
             norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
         return {f"self_attn.{name}": shape for name, shape in shapes.items()} | dict.fromkeys(
             norms, (hidden,)

@@ -55,6 +55,4 @@ def plan(config: Fields, architecture: str) -> ModelPlan:
         folded_query_scalar=config.number("query_pre_attn_scalar", 256.0),
         embedding_scale=size.hidden_size**0.5,
         norm_offset=1.0,
-        post_norms=True,
-        block_layers=2,
     )

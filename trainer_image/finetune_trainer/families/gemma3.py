@@ -74,9 +74,6 @@ def plan(config: Fields, architecture: str) -> ModelPlan:
         tied_embeddings=True,
         embedding_scale=size.hidden_size**0.5,
         norm_offset=1.0,
-        qk_norm=True,
-        post_norms=True,
-        block_layers=_PATTERN,
     )
 
 

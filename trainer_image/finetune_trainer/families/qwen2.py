@@ -42,5 +42,4 @@ def plan(config: Fields, architecture: str) -> ModelPlan:
         },
         **asdict(size),
         tied_embeddings=tied,
-        qkv_bias=True,
     )

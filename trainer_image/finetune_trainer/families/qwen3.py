@@ -29,5 +29,4 @@ def plan(config: Fields, architecture: str) -> ModelPlan:
         },
         **asdict(size),
         tied_embeddings=tied,
-        qk_norm=True,
     )

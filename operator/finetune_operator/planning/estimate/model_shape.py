@@ -53,10 +53,6 @@ class ModelShape(TextModel):
             else read.size("head_dim", max(1, hidden // heads)),
             vocab_size=read.size("vocab_size"),
             tied_embeddings=read.flag("tie_word_embeddings", known.tied_embeddings),
-            qk_norm=known.qk_norm,
-            qkv_bias=known.qkv_bias,
-            post_norms=known.post_norms,
-            block_layers=known.block_layers,
             experts=read.experts(known.experts_key, known.expert_width_key, layers)
             if known.experts_key
             else None,
