@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from finetune_operator.api.common import API_VERSION, INT32_MAX
-from finetune_operator.api.crd import job_crd, profile_crd, root_schema
 from finetune_operator.api.numbers import SAFE_INTEGER_MAX
-from finetune_operator.api.rules import RULES_KEY
+from tools.crd import job_crd, profile_crd, root_schema
+from tools.structural_schema import RULES_KEY
 
 _INTRODUCTION = f"""\
 # API reference

@@ -14,11 +14,11 @@ from typing import Any
 
 import yaml
 
-from finetune_operator.api.crd import job_crd, profile_crd
 from finetune_operator.results.comparison.model import Comparison
 from tools.api_reference import reference
 from tools.argo_cd import argo_cd_config
 from tools.chart_reference import chart_reference
+from tools.crd import job_crd, profile_crd
 from tools.engine_reference import engine_reference
 from tools.reasons import reasons
 

@@ -12,8 +12,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from finetune_operator.api import FineTuneJobSpec, FineTuneProfileSpec
-from finetune_operator.api.schema import structural_schema
 from tests.unit.api.documents import following
+from tools.structural_schema import structural_schema
 
 type Document = dict[str, Any]
 type Path = tuple[str, ...]

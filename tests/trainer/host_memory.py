@@ -89,7 +89,6 @@ def measured(folder: Path, spec: Any, works: list[str]) -> dict[str, Any]:
     from finetune_trainer.checkpoints.weights import open_weights
     from finetune_trainer.conversion import streaming
     from finetune_trainer.engine import maxtext
-    from finetune_trainer.families.sizes import sizes
     from finetune_trainer.process import malloc
     from finetune_trainer.storage import open_store
     from finetune_trainer.verification import conversion_check
@@ -110,7 +109,7 @@ def measured(folder: Path, spec: Any, works: list[str]) -> dict[str, Any]:
         conversion_check.check_conversion(model.weights, model.items, plan, rows, scratch=folder)
     for work in works:
         export(model, work, most)
-    found = sizes(plan)
+    found = plan.sizes()
     return {
         "parameters": plan.parameters,
         "piece": found.largest_piece,

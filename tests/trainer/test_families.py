@@ -11,6 +11,7 @@ from transformers import AutoConfig
 
 from devcluster.fixtures.tiny_models import ARCHITECTURES, TinyModelSpec, config_of, write_model
 from finetune_contract import ExitCode
+from finetune_contract.text_model import architectures
 from finetune_trainer import families
 from finetune_trainer.checkpoints.folder import write_config
 from finetune_trainer.checkpoints.weights import open_weights
@@ -282,6 +283,10 @@ def test_another_architecture_is_refused_with_the_supported_ones(architectures: 
         families.resolve({"architectures": architectures})
     assert caught.value.reason == "UnsupportedArchitecture"
     assert all(name in caught.value.expected for name in families.SUPPORTED)
+
+
+def test_the_contracts_table_has_every_supported_architecture_and_no_other() -> None:
+    assert set(architectures()) == set(families.SUPPORTED)
 
 
 def test_keys_that_transformers_does_not_read_change_nothing() -> None:

@@ -11,7 +11,6 @@ from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import ModelSizes, ModelSource, host_memory
 from finetune_trainer import families
 from finetune_trainer.families.plan import ModelPlan
-from finetune_trainer.families.sizes import sizes
 from finetune_trainer.hub.models import fetch_model
 from finetune_trainer.storage import open_store
 from finetune_trainer.training import flops
@@ -45,7 +44,7 @@ def test_sizes_of_published_models_are_those_that_the_operator_reads() -> None:
     found = {}
     for name, published in PUBLISHED.items():
         plan = families.resolve(published["config"])
-        figures = sizes(plan).model_dump(exclude={"weights_bytes"})
+        figures = plan.sizes().model_dump(exclude={"weights_bytes"})
         forward = flops.forward_flops(plan, rows=1, length=1)
         attention = plan.layers * plan.heads * (plan.latent.value_dim if plan.latent else plan.head_dim)
         attention += plan.layers * plan.heads * plan.head_dim
@@ -78,12 +77,12 @@ def test_the_stages_of_a_published_model_fit_a_common_node_by_its_largest_piece(
 ) -> None:
     plan = plan_of(name, tmp_path)
     assert plan.parameters / 1e9 == pytest.approx(billions, abs=0.006)
-    assert sizes(plan).largest_piece == piece
+    assert plan.sizes().largest_piece == piece
     assert (host_memory.FIXED + host_memory.PIECE * piece) / 2**30 <= left - 1, "1 GiB is left for DaemonSets"
 
 
 def test_the_parts_of_a_dense_model(tmp_path: Path) -> None:
-    assert sizes(plan_of("Llama-3.1-8B", tmp_path), weights_bytes=7) == ModelSizes(
+    assert plan_of("Llama-3.1-8B", tmp_path).sizes(weights_bytes=7) == ModelSizes(
         largest_piece=128256 * 4096,
         largest_stack=32 * 14336 * 4096,
         largest_block=2 * 4096 * 4096 + 2 * 1024 * 4096 + 3 * 14336 * 4096 + 2 * 4096,
@@ -93,14 +92,14 @@ def test_the_parts_of_a_dense_model(tmp_path: Path) -> None:
 
 
 def test_the_experts_of_a_layer_are_one_piece_and_those_of_all_layers_one_stack(tmp_path: Path) -> None:
-    found = sizes(plan_of("Mixtral-8x7B-v0.1", tmp_path))
+    found = plan_of("Mixtral-8x7B-v0.1", tmp_path).sizes()
     assert found.largest_stack == 32 * found.largest_piece == 32 * 8 * 14336 * 4096
     assert found.lora_width == 32 * (2 * (4096 + 4096) + 2 * (4096 + 1024)), "only attention has adapters"
 
 
 def test_gemma_3_stacks_every_sixth_layer(tmp_path: Path) -> None:
     plan = plan_of("gemma-3-27b-it", tmp_path)
-    found = sizes(plan)
+    found = plan.sizes()
     assert (plan.layers, plan.block_layers) == (62, 6)
     assert found.largest_stack == 11 * 21504 * 5376, "ten blocks, and a remainder that counts as one"
     assert found.largest_block > 6 * 3 * 21504 * 5376

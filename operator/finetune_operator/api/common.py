@@ -14,19 +14,16 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    JsonValue,
     Strict,
     StrictBool,
     ValidationInfo,
     model_validator,
 )
 from pydantic.alias_generators import to_camel
-from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
-from finetune_operator.api.docstrings import docstrings_below
 from finetune_operator.api.numbers import SAFE_INTEGER_MAX
-from finetune_operator.api.rules import RULES_KEY, ValidationRule
+from finetune_operator.api.rules import ValidationRule
 
 GROUP: Final = "tpu-finetune.dev"
 VERSION: Final = "v1alpha1"
@@ -37,27 +34,6 @@ INT32_MAX = 2**31 - 1
 
 #: Context of a validation that checks types, patterns and bounds, but no rules.
 WITHOUT_RULES: Final = {"rules": False}
-
-
-def _described(schema: dict[str, Any], model: type[BaseModel]) -> None:
-    """Adds a model's rules and the descriptions of its fields to its JSON schema."""
-    rules: tuple[ValidationRule, ...] = getattr(model, "rules", ())
-    if rules:
-        schema[RULES_KEY] = [rule.document() for rule in rules]
-    for name, text in field_descriptions(model).items():
-        alias = model.model_fields[name].alias or name
-        schema["properties"][alias]["description"] = text
-
-
-def field_descriptions(model: type[BaseModel]) -> dict[str, str]:
-    """Returns the docstrings below the fields of a model, by the fields' names."""
-    return {
-        name: text
-        for owner in reversed(model.__mro__)
-        if issubclass(owner, ApiModel)
-        for name, text in docstrings_below(owner).items()
-        if name in model.model_fields
-    }
 
 
 @cache
@@ -86,7 +62,6 @@ class ApiModel(BaseModel):
         alias_generator=to_camel,
         validate_by_name=True,
         validate_by_alias=True,
-        json_schema_extra=_described,
     )
     rules: ClassVar[tuple[ValidationRule, ...]] = ()
 
@@ -147,10 +122,9 @@ class RuleCheck:
         return value
 
 
-def checked(*rules: ValidationRule) -> tuple[Any, Any]:
-    """Returns annotations that check rules on a scalar or a list in Python and write them into the schema."""
-    documents: list[JsonValue] = [{**rule.document()} for rule in rules]
-    return AfterValidator(RuleCheck(rules)), Field(json_schema_extra={RULES_KEY: documents})
+def checked(*rules: ValidationRule) -> AfterValidator:
+    """Returns the annotation of a scalar or a list that follows the rules."""
+    return AfterValidator(RuleCheck(rules))
 
 
 Number = Annotated[float, Strict(), Field(allow_inf_nan=False)]
@@ -202,20 +176,31 @@ Timestamp = AwareDatetime
 # --- lists
 
 
-def list_map(key: str) -> tuple[Any, Any]:
-    """Returns annotations of a list whose items have distinct values of ``key``; server-side apply merges it by
-    item."""
+@dataclass(frozen=True, slots=True)
+class DistinctKeys:
+    """A validator of a list whose items have distinct values of an attribute."""
 
-    def check(items: Sequence[BaseModel]) -> Sequence[BaseModel]:
-        _refuse_duplicates([getattr(item, key) for item in items], key)
+    key: str
+
+    def __call__(self, items: Sequence[BaseModel]) -> Sequence[BaseModel]:
+        seen: set[Hashable] = set()
+        for item in items:
+            if (value := getattr(item, self.key)) in seen:
+                raise ValueError(
+                    f"{self.key} {str(value)!r} occurs twice: give each entry its own {self.key}"
+                )
+            seen.add(value)
         return items
 
-    extra: JsonDict = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [to_camel(key)]}
-    return AfterValidator(check), Field(json_schema_extra=extra)
+
+def list_map(key: str) -> AfterValidator:
+    """Returns the annotation of a list whose items have distinct values of ``key``; server-side apply merges it by
+    item."""
+    return AfterValidator(DistinctKeys(key))
 
 
-def distinct() -> tuple[Any, Any]:
-    """Returns annotations of an ordered list of scalars without repetition."""
+def distinct() -> AfterValidator:
+    """Returns the annotation of an ordered list of scalars without repetition."""
     return checked(
         ValidationRule(
             cel="self.all(x, self.exists_one(y, x == y))",
@@ -223,14 +208,6 @@ def distinct() -> tuple[Any, Any]:
             holds=lambda items: len(set(items)) == len(items),
         )
     )
-
-
-def _refuse_duplicates(keys: Sequence[Hashable], name: str) -> None:
-    seen: set[Hashable] = set()
-    for key in keys:
-        if key in seen:
-            raise ValueError(f"{name} {str(key)!r} occurs twice: give each entry its own {name}")
-        seen.add(key)
 
 
 # --- references

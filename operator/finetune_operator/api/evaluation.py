@@ -49,9 +49,9 @@ class EvaluationDataset(DatasetSource):
 
     name: DnsLabel
     """Name of the dataset in metrics and gates."""
-    metrics: (
-        Annotated[tuple[EvaluationMetric, ...], Field(min_length=1, max_length=8), *distinct()] | None
-    ) = None
+    metrics: Annotated[tuple[EvaluationMetric, ...], Field(min_length=1, max_length=8), distinct()] | None = (
+        None
+    )
     """Metrics to compute. For references that end in GSM8K's "#### 42", ExactMatch compares that answer alone. Default:
     Loss."""
 
@@ -122,11 +122,11 @@ class Evaluation(ApiModel):
     max_examples: Positive | None = None
     """Number of rows to read of each validation and evaluation dataset, from the first. Default: 500."""
     datasets: (
-        Annotated[tuple[EvaluationDataset, ...], Field(min_length=1, max_length=8), *list_map("name")] | None
+        Annotated[tuple[EvaluationDataset, ...], Field(min_length=1, max_length=8), list_map("name")] | None
     ) = None
     """Further datasets to evaluate on. Default: none."""
     benchmarks: (
-        Annotated[tuple[Benchmark, ...], Field(min_length=1, max_length=16), *list_map("name")] | None
+        Annotated[tuple[Benchmark, ...], Field(min_length=1, max_length=16), list_map("name")] | None
     ) = None
     """Tasks and groups of lm-evaluation-harness to run. Default: none."""
     prompts: (

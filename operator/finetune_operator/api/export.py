@@ -83,7 +83,7 @@ class Serving(ApiModel):
 class Export(ApiModel):
     """Export of the tuned model. The run folder always holds the export; destinations are copies."""
 
-    formats: Annotated[tuple[ExportFormat, ...], Field(min_length=1, max_length=2), *distinct()] | None = None
+    formats: Annotated[tuple[ExportFormat, ...], Field(min_length=1, max_length=2), distinct()] | None = None
     """Formats of the exported model. Default: HuggingFace."""
     content: ExportContent | None = None
     """For LoRA: what to export. Default: Merged."""

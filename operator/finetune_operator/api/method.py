@@ -113,7 +113,7 @@ class Lora(ApiModel):
     alpha: PositiveNumber | None = None
     """Scaling of the adapter, which is multiplied by alpha / rank. Default: twice the rank."""
     target_modules: (
-        Annotated[tuple[ModuleName, ...], Field(min_length=1, max_length=16), *distinct()] | None
+        Annotated[tuple[ModuleName, ...], Field(min_length=1, max_length=16), distinct()] | None
     ) = None
     """Modules that get an adapter, by their Hugging Face names. Default: the model family's attention and MLP
     projections."""

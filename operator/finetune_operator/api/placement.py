@@ -70,7 +70,7 @@ class Resources(ApiModel):
     does not choose."""
     slices: Annotated[Positive, Field(le=256)] | None = None
     """Number of TPU slices, at most 256. Default: 1."""
-    capacity: Annotated[tuple[Capacity, ...], Field(min_length=1, max_length=4), *distinct()] | None = None
+    capacity: Annotated[tuple[Capacity, ...], Field(min_length=1, max_length=4), distinct()] | None = None
     """Kinds of capacity in order of preference, within the profile. Default: the profile's flavors in order."""
     parallelism: Parallelism | None = None
     """Axes of the device mesh. Default: fsdp over all devices."""

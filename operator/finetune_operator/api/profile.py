@@ -146,7 +146,7 @@ class EnvVar(ApiModel):
 class PodSettings(ApiModel):
     """Additions to every pod, and privileges of pods that hold chips."""
 
-    env: Annotated[tuple[EnvVar, ...], Field(max_length=64), *list_map("name")] | None = None
+    env: Annotated[tuple[EnvVar, ...], Field(max_length=64), list_map("name")] | None = None
     """Environment variables of the trainer. Default: none."""
     labels: Annotated[Mapping[LabelKey, LabelValue], Field(max_length=32)] | None = None
     """Labels of every pod, and of JobSets and Jobs unless the key is of *.k8s.io or tpu-finetune.dev, where controllers
@@ -155,7 +155,7 @@ class PodSettings(ApiModel):
         Annotated[Mapping[LabelKey, Annotated[str, Field(max_length=4096)]], Field(max_length=32)] | None
     ) = None
     """Annotations of every pod, and of JobSets and Jobs as for labels. Default: none."""
-    job_labels: Annotated[tuple[LabelKey, ...], Field(max_length=16), *distinct()] | None = None
+    job_labels: Annotated[tuple[LabelKey, ...], Field(max_length=16), distinct()] | None = None
     """Keys of labels of the job that its JobSets, Jobs and pods get as well, in place of those in labels, with the
     values at admission. Keys of *.k8s.io (with *.x-k8s.io) and tpu-finetune.dev are refused. Default: none."""
     priority_class_name: DnsName | None = None
@@ -209,7 +209,7 @@ class FineTuneProfileSpec(ApiModel):
     """Name of the profile for people. Default: metadata.name."""
     owner: Owner | None = None
     """Team that owns the profile. Default: none."""
-    namespaces: Annotated[tuple[NamespaceName, ...], Field(max_length=256), *distinct()] | None = None
+    namespaces: Annotated[tuple[NamespaceName, ...], Field(max_length=256), distinct()] | None = None
     """Namespaces that may use the profile; "*" means all. Default, and when empty: none, but all in constraints.mode
     Open."""
     images: Images
@@ -220,7 +220,7 @@ class FineTuneProfileSpec(ApiModel):
     """Service accounts of the pods."""
     queue: Queue | None = None
     """Kueue queues of the stages. Default: not queued."""
-    flavors: Annotated[tuple[Flavor, ...], Field(min_length=1, max_length=32), *list_map("name")]
+    flavors: Annotated[tuple[Flavor, ...], Field(min_length=1, max_length=32), list_map("name")]
     """TPU slices in order of preference."""
     currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$", max_length=3)] | None = None
     """Currency of all prices and budgets, for example USD. Required if a flavor has a price."""
@@ -243,7 +243,7 @@ class FineTuneProfileStatus(ApiModel):
 
     observed_generation: Whole
     """metadata.generation that this status describes; -1: not processed yet."""
-    conditions: Annotated[tuple[Condition, ...], Field(max_length=8), *list_map("type")] | None = None
+    conditions: Annotated[tuple[Condition, ...], Field(max_length=8), list_map("type")] | None = None
     """Valid: all paths, keys and topologies of the spec are known. Stalled: the opposite, for kstatus. NamespaceLost:
     only while the operator may not watch a namespace that it serves and that may use the profile."""
     lost_namespaces: Annotated[tuple[NamespaceName, ...], Field(max_length=256)] | None = None

@@ -39,7 +39,7 @@ CompilerFlag = Annotated[
     str, Field(pattern=r"^--[A-Za-z0-9_]+(=[A-Za-z0-9_.,:;/+@%-]*)?$", min_length=3, max_length=256)
 ]
 """An XLA flag, with ``=`` before its value."""
-CompilerFlags = Annotated[tuple[CompilerFlag, ...], Field(max_length=40), *distinct()]
+CompilerFlags = Annotated[tuple[CompilerFlag, ...], Field(max_length=40), distinct()]
 NodeSelector = Annotated[Mapping[LabelKey, LabelValue], Field(max_length=16)]
 
 
@@ -114,7 +114,7 @@ class Flavor(ApiModel):
     """Kind of TPU capacity."""
     accelerator: ShortText
     """GKE's accelerator label, for example tpu-v6e-slice."""
-    topologies: Annotated[tuple[Topology, ...], Field(min_length=1, max_length=32), *distinct()]
+    topologies: Annotated[tuple[Topology, ...], Field(min_length=1, max_length=32), distinct()]
     """Allowed topologies, as in GKE's topology label."""
     chips_per_host: Annotated[Positive, Field(le=8)] | None = None
     """TPU chips per host, 1 to 8, where a topology exists with different hosts."""

@@ -99,7 +99,7 @@ class Limit(ApiModel):
 class AllowedOverrides(ApiModel):
     """Settings that jobs may set in engineOverrides."""
 
-    allow: Annotated[tuple[EngineKey, ...], Field(max_length=256), *distinct()] | None = None
+    allow: Annotated[tuple[EngineKey, ...], Field(max_length=256), distinct()] | None = None
     """Keys of the class Allowed in docs/reference/engine-overrides.md. Default: all of that class; an empty list: none.
     No profile can allow a key of another class."""
 
@@ -131,9 +131,9 @@ class Constraints(ApiModel):
     """Most TPU chip hours that the jobs of one namespace may use under this profile in a calendar month (UTC). When
     they are used up, stages on TPU save and stop, and none starts until the next month begins or the limit is raised.
     The present limit also applies to jobs that were admitted before. Needs the operator's ledger. Default: no limit."""
-    limits: Annotated[tuple[Limit, ...], Field(max_length=64), *list_map("path")] | None = None
+    limits: Annotated[tuple[Limit, ...], Field(max_length=64), list_map("path")] | None = None
     """Ranges for numbers of the job. Default: none."""
-    locked: Annotated[tuple[FieldPath, ...], Field(max_length=64), *distinct()] | None = None
+    locked: Annotated[tuple[FieldPath, ...], Field(max_length=64), distinct()] | None = None
     """Fields that only the profile sets: a job that sets one to another value is refused. Default: none."""
     engine_overrides: AllowedOverrides | None = None
     """Settings that jobs may set in engineOverrides."""

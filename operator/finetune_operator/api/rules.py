@@ -11,9 +11,6 @@ from typing import Any
 
 from pydantic import BaseModel
 
-#: Keyword that lists the rules in a structural schema.
-RULES_KEY = "x-kubernetes-validations"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidationRule:
@@ -25,11 +22,6 @@ class ValidationRule:
     """None for a transition rule (one that names ``oldSelf``), since only the API server has the old object."""
     at: tuple[str, ...] = ()
     """Path below the value that an error names; empty for the value itself."""
-
-    def document(self) -> dict[str, str]:
-        """Returns the entry for ``x-kubernetes-validations``."""
-        entry = {"rule": self.cel, "message": self.message}
-        return entry | {"fieldPath": "." + ".".join(self.at)} if self.at else entry
 
 
 def exactly_one(*names: str) -> ValidationRule:

@@ -74,7 +74,7 @@ class FineTuneJobStatus(ApiModel):
     """Newest spec.retry.generation that has been processed. Absent: none."""
     summary: Message | None = None
     """Summary of the job's state in a sentence."""
-    conditions: Annotated[tuple[Condition, ...], Field(max_length=32), *list_map("type")] | None = None
+    conditions: Annotated[tuple[Condition, ...], Field(max_length=32), list_map("type")] | None = None
     """Conditions of the job; all known types are set from the first status on."""
     waiting: WaitingStatus | None = None
     """Why the job waits. Absent: it does not wait."""
@@ -82,7 +82,7 @@ class FineTuneJobStatus(ApiModel):
     """Everything that decides the result, resolved once at admission and by preflight."""
     estimate: Estimate | None = None
     """Expected time and cost of the training steps, without startup, compilation and the other stages."""
-    stages: Annotated[tuple[StageStatus, ...], Field(max_length=8), *list_map("name")] | None = None
+    stages: Annotated[tuple[StageStatus, ...], Field(max_length=8), list_map("name")] | None = None
     """Stages of the job in order."""
     progress: ProgressStatus | None = None
     """Progress of the training stage."""

@@ -184,7 +184,7 @@ class ProgressStatus(ApiModel):
     count."""
     peak_hbm: Annotated[Quantity | None, Field(alias="peakHBM")] = None
     """Highest memory use of any chip."""
-    metrics: Annotated[tuple[MetricPoint, ...], Field(max_length=32), *list_map("name")] | None = None
+    metrics: Annotated[tuple[MetricPoint, ...], Field(max_length=32), list_map("name")] | None = None
     """Newest values of the metrics."""
     curve: Curve | None = None
     """Loss over the whole run."""
@@ -339,7 +339,7 @@ class LedgerStatus(ApiModel):
     """Recorded part of cost.chipHours."""
     amount: Decimal | None = None
     """Recorded part of cost.amount. Absent if a price is unknown."""
-    attempts: Annotated[tuple[RecordedAttempt, ...], Field(max_length=8), *list_map("stage")] | None = None
+    attempts: Annotated[tuple[RecordedAttempt, ...], Field(max_length=8), list_map("stage")] | None = None
     """Newest recorded attempt of each stage; earlier ones are recorded, too. Absent: none."""
     pending: NonNegative | None = None
     """Number of ended attempts that could not be recorded yet. Absent: 0."""

@@ -51,10 +51,10 @@ _ONE_PLACE = _without(_WILDCARD, "names one place: remove '*', '?', '[' and ']'"
 
 _text = Field(pattern=_PATTERN, max_length=1024)
 
-StorageUri = Annotated[str, _text, *checked(_ONE_PATH, _UNAMBIGUOUS, _ONE_PLACE)]
+StorageUri = Annotated[str, _text, checked(_ONE_PATH, _UNAMBIGUOUS, _ONE_PLACE)]
 """One file or folder: ``gs://bucket/path``, or ``file:///path`` on a local cluster."""
 _STORAGE_URI: TypeAdapter[str] = TypeAdapter(StorageUri)
-DatasetUri = Annotated[str, _text, *checked(_ONE_PATH, _UNAMBIGUOUS)]
+DatasetUri = Annotated[str, _text, checked(_ONE_PATH, _UNAMBIGUOUS)]
 """One file or folder as in :data:`StorageUri`, or a glob of files."""
 
 

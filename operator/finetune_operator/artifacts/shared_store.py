@@ -6,7 +6,7 @@ for a while, so that not each of its jobs calls it.
 
 import asyncio
 import contextvars
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from threading import Thread
@@ -26,7 +26,7 @@ from finetune_operator.artifacts.tenant_shares import CallSlots, TenantShare, ca
 
 #: Consecutive failures of a share's calls that open its circuit; one slow folder must not cut off its tenant.
 _FAILURES = 3
-#: Shares whose last call is remembered as answered.
+#: Shares whose last calls are remembered.
 _MOST_SHARES = 4096
 #: Seconds that a circuit stays open: the first pause, doubled with each further failure up to the longest.
 _FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 30.0
@@ -90,15 +90,28 @@ def _always() -> bool:
 
 
 @dataclass(slots=True)
-class _Circuit:
-    """State of a share whose last call got no response."""
+class _State:
+    """What the last calls of a share say of its bucket."""
 
-    why: str
+    answered: float | None = None
+    """Time of the last answer; None if there was none, or a later call was refused or not answered."""
     failures: int = 0
+    """Calls since the last response of any kind."""
+    why: str = ""
+    """Message of the last failure."""
     pause: float = 0.0
     until: float = 0.0
     probe_in_flight: bool = False
     """Half-open: one call is in flight that checks whether the store responds again."""
+
+    def responded(self, answered: float | None) -> None:
+        self.answered, self.failures, self.pause = answered, 0, 0.0
+
+    def failed(self, why: str, now: float) -> None:
+        self.answered, self.why, self.failures = None, why, self.failures + 1
+        if self.failures >= _FAILURES and now >= self.until:
+            self.pause = min(max(_FIRST_PAUSE, 2 * self.pause), _LONGEST_PAUSE)
+            self.until = now + self.pause
 
 
 class SharedStore:
@@ -132,8 +145,8 @@ class SharedStore:
         self._requested = requested
         self._refused = refused
         self._clock = clock
-        self._circuits: dict[TenantShare, _Circuit] = {}
-        self._answered: dict[TenantShare, float] = {}
+        self._states: dict[TenantShare, _State] = {}
+        """Of each share, that of the last call at the end."""
         self._under_way: set[asyncio.Future[Any]] = set()
         """Of each thread that runs, what it is going to return."""
 
@@ -155,8 +168,8 @@ class SharedStore:
     def answered(self, uri: str) -> float | None:
         """Returns the seconds since a call of the tenant to the bucket was answered; None if none was, or a later one
         was refused or not answered."""
-        answered = self._answered.get(share_of(uri))
-        return None if answered is None else self._clock() - answered
+        state = self._states.get(share_of(uri))
+        return None if state is None or state.answered is None else self._clock() - state.answered
 
     async def ended(self) -> None:
         """Returns when no thread runs any more, not even one whose caller no longer waits."""
@@ -164,33 +177,38 @@ class SharedStore:
             await asyncio.wait(list(self._under_way))
 
     async def _call[T](self, operation: str, uri: str, work: Callable[[BlockingStore, StoreCall], T]) -> T:
+        """Returns or raises as ``work`` does. While the circuit of the share is open, raises StorageUnavailable with
+        the message of the last failure instead."""
         store, share = self._store(uri), share_of(uri)
-
-        async def request() -> T:
-            self._requested(operation)
-            allowed = self._may_write if operation in ("write", "create") else _always
-            try:
-                return await self._in_thread(share, store.seconds, allowed, lambda call: work(store, call))
-            except StorageError:
-                raise
-            except TimeoutError as error:
-                raise StorageUnavailable(uri, f"no response within {store.seconds:.0f} s") from error
-            except Exception as error:
-                if (explained := store.explained(uri, error)) is None:
-                    raise
-                raise explained from error
-
+        state = self._states[share] = self._states.pop(share) if share in self._states else _State()
+        if len(self._states) > _MOST_SHARES:
+            del self._states[next(iter(self._states))]
+        if probing := state.failures >= _FAILURES:
+            if state.probe_in_flight or self._clock() < state.until:
+                self._refused(operation)
+                raise StorageUnavailable(uri, state.why)
+            state.probe_in_flight = True
         try:
             async with asyncio.timeout_at(calls_deadline()):
-                answer = await self._unless_open(operation, uri, share, request)
-        except BaseException as error:
-            self._answered.pop(share, None)
-            if isinstance(error, TimeoutError):
-                raise StorageUnavailable(uri, "the store responds too slowly") from error
+                answer = await self._in_thread(operation, uri, store, work)
+        except StorageUnavailable as error:
+            state.failed(error.message, self._clock())
             raise
-        self._answered[share] = self._clock()
-        if len(self._answered) > _MOST_SHARES:
-            del self._answered[next(iter(self._answered))]
+        except TimeoutError as error:
+            # The caller's limit, which says nothing of the store.
+            state.answered = None
+            raise StorageUnavailable(uri, "the store responds too slowly") from error
+        except Exception:
+            # Denied, too large, not found: the store responds.
+            state.responded(None)
+            raise
+        except BaseException:
+            state.answered = None
+            raise
+        finally:
+            if probing:
+                state.probe_in_flight = False
+        state.responded(self._clock())
         return answer
 
     def _store(self, uri: str) -> BlockingStore:
@@ -201,58 +219,23 @@ class SharedStore:
             self._stores[scheme] = self._make[scheme]()
         return self._stores[scheme]
 
-    async def _unless_open[T](
-        self, operation: str, uri: str, share: TenantShare, request: Callable[[], Awaitable[T]]
-    ) -> T:
-        """Returns or raises as ``request`` does. While the circuit of the share is open, raises StorageUnavailable with
-        the message of the last failure instead."""
-        circuit = self._circuits.get(share)
-        probing = circuit is not None and circuit.failures >= _FAILURES
-        if circuit is not None and probing:
-            if circuit.probe_in_flight or self._clock() < circuit.until:
-                self._refused(operation)
-                raise StorageUnavailable(uri, circuit.why)
-            circuit.probe_in_flight = True
-        try:
-            answer = await request()
-        except StorageUnavailable as error:
-            self._failed(self._circuits.setdefault(share, _Circuit(error.message)), error, probing=probing)
-            raise
-        except Exception:
-            # Denied, too large, not found: the store responds.
-            self._circuits.pop(share, None)
-            raise
-        else:
-            self._circuits.pop(share, None)
-            return answer
-        finally:
-            if circuit is not None and probing:
-                circuit.probe_in_flight = False
-
-    def _failed(self, circuit: _Circuit, error: StorageUnavailable, *, probing: bool) -> None:
-        circuit.why = error.message
-        circuit.failures += 1
-        if probing or circuit.failures == _FAILURES:
-            circuit.pause = min(max(_FIRST_PAUSE, 2 * circuit.pause), _LONGEST_PAUSE)
-            circuit.until = self._clock() + circuit.pause
-
     async def _in_thread[T](
-        self, share: TenantShare, seconds: float, allowed: Callable[[], bool], work: Callable[[StoreCall], T]
+        self, operation: str, uri: str, store: BlockingStore, work: Callable[[BlockingStore, StoreCall], T]
     ) -> T:
-        """Returns the result of ``work``. Raises what it raises, or TimeoutError after the deadline.
+        """Returns the result of ``work``. Raises what it raises; the store's errors, and the deadline, as StorageError.
 
         The call is aborted at the deadline, and if this coroutine is cancelled. It ends before the next step if that
-        is no longer ``allowed``. Its slots are held until its thread has ended, so threads never accumulate.
+        is no longer allowed. Its slots are held until its thread has ended, so threads never accumulate.
         """
-        # Folders have no service in common that many tenants' calls could exhaust.
-        bucket = f"file of {share.tenant}" if share.bucket.startswith("file:") else share.bucket
-        give_back = await self._slots.take(share.tenant, bucket)
-        call = StoreCall(seconds, allowed)
+        self._requested(operation)
+        share = share_of(uri)
+        give_back = await self._slots.take(share.tenant, share.bucket)
+        call = StoreCall(store.seconds, self._may_write if operation in ("write", "create") else _always)
         result = Future[T]()
 
         def in_thread() -> None:
             try:
-                result.set_result(work(call))
+                result.set_result(work(store, call))
             except BaseException as error:  # noqa: BLE001  passed to the caller
                 result.set_exception(error)
 
@@ -272,8 +255,16 @@ class SharedStore:
         except RuntimeError as error:
             result.set_exception(OSError(f"no thread for the call: {error}"))
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(store.seconds):
                 return await asyncio.shield(answer)
+        except StorageError:
+            raise
+        except TimeoutError as error:
+            raise StorageUnavailable(uri, f"no response within {store.seconds:.0f} s") from error
+        except Exception as error:
+            if (explained := store.explained(uri, error)) is None:
+                raise
+            raise explained from error
         finally:
             if not answer.done():
                 call.abort()

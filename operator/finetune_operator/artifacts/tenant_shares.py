@@ -43,14 +43,15 @@ class TenantShare:
     """A namespace; if the caller named none, the bucket's first folder, since a profile's ``storage.artifacts`` holds
     one folder per namespace."""
     bucket: str
-    """``gs://name``; the same for all ``file://`` URIs."""
+    """``gs://name``; for ``file://`` one of each tenant, since folders have no service in common that many tenants'
+    calls could exhaust."""
 
 
 def share_of(uri: str) -> TenantShare:
     """Returns the share of a call for this URI, by the tenant that it is made for."""
     parts = urlsplit(uri)
-    folder = parts.path.strip("/").partition("/")[0]
-    return TenantShare(_tenant.get() or folder, f"{parts.scheme}://{parts.netloc}")
+    tenant = _tenant.get() or parts.path.strip("/").partition("/")[0]
+    return TenantShare(tenant, f"{parts.scheme}://{tenant if parts.scheme == 'file' else parts.netloc}")
 
 
 class CallSlots:

@@ -6,6 +6,8 @@ also fill in the defaults that cannot be merged, since they depend on the presen
 optional have the same meaning of None as in the API.
 """
 
+from collections.abc import Mapping
+
 from finetune_operator.api import FineTuneJobSpec, FineTuneProfileSpec, InvalidObject, Reason, parse_merged
 from finetune_operator.api.common import Flag, NonNegative, NonNegativeNumber, Positive, PositiveNumber
 from finetune_operator.api.data import Datasets, Dedupe
@@ -40,7 +42,7 @@ from finetune_operator.api.policies import (
     Recovery,
     SmokeTest,
 )
-from finetune_operator.api.profile import PodSettings, Queue, ServiceAccounts
+from finetune_operator.api.profile import EnvVar, PodSettings, Queue, ServiceAccounts
 from finetune_operator.api.profile_nodes import CpuPool, Flavor, NodeSelector, PathwaysNodes, Tolerations
 from finetune_operator.api.profile_policy import (
     AllowedModels,
@@ -233,6 +235,14 @@ class DefaultedCpuPool(CpuPool):
     tolerations: Tolerations = ()
 
 
+class DefaultedPodSettings(PodSettings):
+    """``spec.pod`` of a profile."""
+
+    env: tuple[EnvVar, ...] = ()
+    labels: Mapping[str, str] = {}
+    annotations: Mapping[str, str] = {}
+
+
 class DefaultedProfileSpec(FineTuneProfileSpec):
     """A profile's spec, with empty sections for those that it leaves out."""
 
@@ -243,7 +253,7 @@ class DefaultedProfileSpec(FineTuneProfileSpec):
     pathways: PathwaysNodes = PathwaysNodes()
     models: AllowedModels = AllowedModels()
     constraints: DefaultedConstraints = DefaultedConstraints()
-    pod: PodSettings = PodSettings()
+    pod: DefaultedPodSettings = DefaultedPodSettings()
 
 
 def job_spec(merged: Object) -> DefaultedJobSpec:

@@ -27,7 +27,7 @@ from finetune_contract import (
 )
 from finetune_operator.objects import Object
 from finetune_operator.planning.budget import SpendingLimits
-from finetune_operator.planning.defaulted import DefaultedCpuPool, DefaultedRecovery
+from finetune_operator.planning.defaulted import DefaultedCpuPool, DefaultedPodSettings, DefaultedRecovery
 from finetune_operator.planning.policy.limits import ResolvedLimit
 from finetune_operator.planning.queueing import Queues
 from finetune_operator.planning.slices.pathways import Pathways
@@ -39,21 +39,6 @@ from finetune_operator.planning.stages import STAGES
 
 #: Sections that never change after admission; the rest of a spec is read when an attempt is created.
 IDENTITY = ("model", "datasets", "method", "hyperparameters")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodAdditions:
-    """Additions of the profile to every pod, and the host access that it grants to pods with chips."""
-
-    env: tuple[Object, ...]
-    labels: Mapping[str, str]
-    """Those of the profile, and those of the job that the profile copied at admission."""
-    annotations: Mapping[str, str]
-    fields: Mapping[str, str]
-    """Fields of the pod's spec that choose its priority, scheduler and runtime."""
-    cpu_limits: bool
-    host_network: bool
-    privileged: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +146,8 @@ class Plan:
     """Name and key of the Secret of each hub destination, by environment variable."""
     cpu_pool: DefaultedCpuPool
     queues: Queues
-    pod: PodAdditions
+    pod: DefaultedPodSettings
+    """The profile's additions to every pod; the labels include those of the job that it copied at admission."""
     currency: str | None
     owner_of_profile: Object
     """Team and contact of the profile's owner, as far as the profile names them; used in messages."""

@@ -6,10 +6,9 @@ from datetime import date, datetime
 from functools import cache
 from typing import Self
 
-from finetune_contract import MemoryOutcome, Stage
+from finetune_contract import MemoryOutcome, ProfilingSpec, SmokeSpec, Stage
 from finetune_operator.api import Reason
 from finetune_operator.api.policies import MemoryCheck
-from finetune_operator.api.profile import PodSettings
 from finetune_operator.objects import Object
 from finetune_operator.planning.defaulted import DefaultedJobSpec, DefaultedProfileSpec, job_spec
 from finetune_operator.planning.defaults import (
@@ -20,7 +19,7 @@ from finetune_operator.planning.defaults import (
 )
 from finetune_operator.planning.errors import Refused
 from finetune_operator.planning.merge import lookup, merge
-from finetune_operator.planning.plan import IDENTITY, Plan, PodAdditions, TimeLimits
+from finetune_operator.planning.plan import IDENTITY, Plan, TimeLimits
 from finetune_operator.planning.policy.limits import bounds_of, limit_problems
 from finetune_operator.planning.queueing import Queues, resolve_queues
 from finetune_operator.planning.sections.datasets import resolve_data
@@ -31,8 +30,6 @@ from finetune_operator.planning.sections.training import (
     resolve_checkpointing,
     resolve_hyperparameters,
     resolve_method,
-    resolve_profiling,
-    resolve_smoke,
 )
 from finetune_operator.planning.slices.choice import CHEAPEST, NO_WISH, choose
 from finetune_operator.planning.slices.memory import resolve_memory
@@ -223,8 +220,8 @@ def _plan(draft: Draft, site: SlicePlan, candidates: Sequence[SlicePlan]) -> Pla
         exported_checkpoint=str(spec.export.checkpoint or ("Best" if checkpointing.keep_best else "Last")),
         on_gate_failure=spec.export.on_gate_failure.value,
         export_proof=spec.preflight.export_proof,
-        profiling=resolve_profiling(spec),
-        smoke=resolve_smoke(spec),
+        profiling=ProfilingSpec(**dict(spec.profiling)) if spec.profiling else None,
+        smoke=SmokeSpec(**dict(spec.preflight.smoke)) if spec.preflight.smoke else None,
         memory=memory,
         use_cache=spec.cache.value,
         engine_overrides=spec.engine_overrides or {},
@@ -253,7 +250,7 @@ def _plan(draft: Draft, site: SlicePlan, candidates: Sequence[SlicePlan]) -> Pla
         upload_tokens=upload_tokens(spec),
         cpu_pool=profile.cpu_pool,
         queues=draft.queues,
-        pod=pod_additions(profile.pod, stored.job_labels),
+        pod=profile.pod.model_copy(update={"labels": {**profile.pod.labels, **stored.job_labels}}),
         currency=profile.currency,
         owner_of_profile=profile.owner.to_document() if profile.owner else {},
         bounds=bounds_of(profile.constraints),
@@ -278,21 +275,3 @@ def _created(job: Object) -> date | None:
     """Returns the day on which the API server created the job; None for a manifest that it has not seen."""
     stamp = job["metadata"].get("creationTimestamp")
     return datetime.fromisoformat(stamp).date() if stamp else None
-
-
-def pod_additions(pod: PodSettings, job_labels: Mapping[str, str]) -> PodAdditions:
-    """Returns what a profile adds to pods; ``job_labels``: those that it copies from the job."""
-    fields = {
-        "priorityClassName": pod.priority_class_name,
-        "schedulerName": pod.scheduler_name,
-        "runtimeClassName": pod.runtime_class_name,
-    }
-    return PodAdditions(
-        env=tuple(each.to_document() for each in pod.env or ()),
-        labels={**(pod.labels or {}), **job_labels},
-        annotations=pod.annotations or {},
-        fields={name: value for name, value in fields.items() if value},
-        cpu_limits=pod.cpu_limits is True,
-        host_network=pod.host_network is True,
-        privileged=pod.privileged is True,
-    )

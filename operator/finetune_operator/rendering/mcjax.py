@@ -43,7 +43,7 @@ def slice_pod(plan: Plan, request: StageRequest) -> dict[str, Any]:
 
 def programs_folder(plan: Plan) -> str:
     """Returns the folder in which a pod of ``slice_pod`` reads and writes compiled programs."""
-    named = [each["value"] for each in plan.pod.env if each["name"] == _PROGRAMS and "value" in each]
+    named = [each.value for each in plan.pod.env if each.name == _PROGRAMS]
     return named[-1] if named else plan.programs
 
 

@@ -6,9 +6,9 @@ from typing import Any
 from finetune_contract import Stage, StageRequest
 from finetune_contract.log_line import LOG_FORMAT_VARIABLE
 from finetune_contract.request import REQUEST_VARIABLE, RESTART_VARIABLE
+from finetune_operator.api.profile import PodSettings
 from finetune_operator.objects import Object
 from finetune_operator.planning import Plan
-from finetune_operator.planning.plan import PodAdditions
 from finetune_operator.planning.stages import STAGES
 from finetune_operator.rendering.labels import RESTART_LABEL
 
@@ -16,6 +16,7 @@ CONTAINER = "trainer"
 SCRATCH = "/scratch"
 #: User id of the trainer image; any other non-root user works, as only the volumes are written to.
 USER = 65532
+_CHOICES = {"priority_class_name", "scheduler_name", "runtime_class_name"}
 
 
 def pod_spec(
@@ -34,7 +35,7 @@ def pod_spec(
 
     ``env`` holds the variables of this kind of pod; the profile's ``pod.env`` overrides variables of the same name.
     """
-    added = {each["name"] for each in plan.pod.env}
+    added = {each.name: each.to_document() for each in plan.pod.env}
     env = [{"name": LOG_FORMAT_VARIABLE, "value": "json"}, *env]
     mounts: list[Object] = [
         {"name": "scratch", "mountPath": SCRATCH},
@@ -49,7 +50,7 @@ def pod_spec(
         "name": CONTAINER,
         "image": plan.image_of(request.stage),
         "command": ["finetune-stage"],
-        "env": [*_env(plan, request), *(each for each in env if each["name"] not in added), *plan.pod.env],
+        "env": [*_env(plan, request), *(each for each in env if each["name"] not in added), *added.values()],
         "resources": resources,
         "securityContext": {**unprivileged(), "readOnlyRootFilesystem": True},
         "terminationMessagePath": "/dev/termination-log",
@@ -114,10 +115,10 @@ def with_host_access(plan: Plan, pod: dict[str, Any]) -> dict[str, Any]:
     return {**granted, "containers": containers}
 
 
-def with_choices(added: PodAdditions, pod: Object) -> dict[str, Any]:
+def with_choices(settings: PodSettings, pod: Object) -> dict[str, Any]:
     """Returns a pod with the profile's choice of priority, scheduler and runtime, and with limits of CPU if it asks."""
-    chosen = {**pod, **added.fields}
-    if added.cpu_limits:
+    chosen = {**pod, **settings.model_dump(include=_CHOICES, by_alias=True, exclude_none=True)}
+    if settings.cpu_limits:
         for kind in ("initContainers", "containers"):
             if kind in pod:
                 chosen[kind] = [_limited(container) for container in pod[kind]]

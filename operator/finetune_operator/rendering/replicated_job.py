@@ -6,7 +6,7 @@ from typing import Any
 
 from finetune_contract import ExitCode
 from finetune_operator.objects import Object
-from finetune_operator.planning.plan import PodAdditions
+from finetune_operator.planning.defaulted import DefaultedPodSettings
 from finetune_operator.rendering.labels import of_profile
 from finetune_operator.rendering.pod import CONTAINER, with_choices
 
@@ -32,7 +32,7 @@ class ReplicatedJob:
 
 
 def render_replicated_job(
-    group: ReplicatedJob, labels: Mapping[str, str], added: PodAdditions
+    group: ReplicatedJob, labels: Mapping[str, str], added: DefaultedPodSettings
 ) -> dict[str, Any]:
     """Returns the replicated job. ``labels`` are set on all children, ``added`` where the profile says so."""
     metadata: dict[str, Any] = {"labels": {**of_profile(added.labels), **labels}}

@@ -15,7 +15,7 @@ from celpy.adapter import json_to_cel
 from celpy.evaluation import CELEvalError
 
 from finetune_operator.api import canonical
-from finetune_operator.api.rules import RULES_KEY
+from tools.structural_schema import RULES_KEY
 
 type Schema = Mapping[str, Any]
 type Place = tuple[str | int, ...]

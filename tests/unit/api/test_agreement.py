@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from finetune_operator.api import InvalidObject, parse_job, parse_profile
 from finetune_operator.api.common import ApiModel
-from finetune_operator.api.crd import job_crd, profile_crd, root_schema
 from finetune_operator.api.job import FineTuneJob
 from finetune_operator.api.profile import FineTuneProfile
 from finetune_operator.api.status import FineTuneJobStatus
 from tests.unit.api.documents import JOB, PROFILE, Document, following
 from tests.unit.api.schema_oracle import check_rules, check_schema
+from tools.crd import job_crd, profile_crd, root_schema
 
 pytestmark = pytest.mark.slow
 

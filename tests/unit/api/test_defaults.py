@@ -8,9 +8,9 @@ import pytest
 
 from finetune_contract import METHODS
 from finetune_operator.api import MethodType
-from finetune_operator.api.crd import job_crd, root_schema
 from finetune_operator.api.method import member
 from finetune_operator.planning import defaults
+from tools.crd import job_crd, root_schema
 
 #: Defaults that depend on something else, by the section that they are members of.
 DEPENDENT: Mapping[str, Mapping[str, Any]] = {

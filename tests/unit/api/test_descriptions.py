@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from finetune_operator.api.crd import job_crd, profile_crd, root_schema
+from tools.crd import job_crd, profile_crd, root_schema
 
 type Schema = dict[str, Any]
 

@@ -8,9 +8,9 @@ import pytest
 from pydantic import BaseModel, Field
 
 from finetune_operator.api import FineTuneJobStatus
-from finetune_operator.api.crd import job_crd, profile_crd, root_schema
-from finetune_operator.api.schema import UnsupportedSchemaError, structural_schema
 from finetune_operator.api.wording import FORMS, form
+from tools.crd import job_crd, profile_crd, root_schema
+from tools.structural_schema import UnsupportedSchemaError, structural_schema
 
 type Schema = dict[str, Any]
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from finetune_operator.api.crd import job_crd, profile_crd, root_schema
 from finetune_operator.api.status_stages import StageProgressStatus
 from tests.unit.lifecycle.states import STATES, UNSEEN, reach
+from tools.crd import job_crd, profile_crd, root_schema
 
 #: Bytes of JSON of the schema without descriptions, which the API server does not evaluate.
 SCHEMA_BYTES = 55_000

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from finetune_operator.api import MethodType, parse_job
-from finetune_operator.api.crd import job_crd, root_schema
 from finetune_operator.api.job import MAX_NAME_LENGTH, NAME_PATTERN
 from finetune_operator.api.method import Quantization
 from finetune_operator.cli.commands import app
@@ -31,6 +30,7 @@ from finetune_operator.cli.questions import Questions
 from finetune_operator.cli.yaml_text import yaml_text
 from tests.unit.api.documents import following
 from tests.unit.cli.fake_api import FakeApi
+from tools.crd import job_crd, root_schema
 
 ROOT = Path(__file__).parents[3]
 FINETUNE = Path(sys.executable).with_name("finetune")

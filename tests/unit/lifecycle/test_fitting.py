@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from finetune_contract import Failure, Outcome, Progress, Stage, StageResult
 from finetune_operator.api import FineTuneJobStatus
-from finetune_operator.api.crd import job_crd, root_schema
 from finetune_operator.api.status_results import EvaluationStatus
 from finetune_operator.api.status_stages import MetricPoint, ProgressStatus
 from finetune_operator.api.timestamps import parse, stamp
@@ -20,6 +19,7 @@ from finetune_operator.lifecycle.observation import AttemptFiles
 from finetune_operator.lifecycle.status.fitting import fit_schema, read_status
 from tests.unit.api.schema_oracle import Place, check_rules, check_schema
 from tests.unit.lifecycle.world import World
+from tools.crd import job_crd, root_schema
 
 STATUS = root_schema(job_crd())["properties"]["status"]
 

@@ -19,7 +19,6 @@ from finetune_contract import (
     StageResult,
 )
 from finetune_operator.api import Reason
-from finetune_operator.api.crd import job_crd, root_schema
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.decision import Decision
 from finetune_operator.lifecycle.observation import RetryRecord, TakeoverRecord
@@ -27,6 +26,7 @@ from finetune_operator.lifecycle.status.fitting import read_status
 from tests.unit.api.schema_oracle import check_rules, check_schema
 from tests.unit.lifecycle.writes import writes
 from tests.unit.reconcile.folder_world import PRICE, FolderWorld
+from tools.crd import job_crd, root_schema
 
 type Object = dict[str, Any]
 

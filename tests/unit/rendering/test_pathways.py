@@ -167,7 +167,7 @@ def test_pods_are_restricted(jobset: Object) -> None:
 def test_workers_alone_get_what_the_profile_grants_of_the_node() -> None:
     made = plan(shape_by_name("v6e-16"))
     granted = train(
-        dataclasses.replace(made, pod=dataclasses.replace(made.pod, host_network=True, privileged=True))
+        dataclasses.replace(made, pod=made.pod.model_copy(update={"host_network": True, "privileged": True}))
     )
     worker = pod(granted, "worker")
     assert (worker["hostNetwork"], worker["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")

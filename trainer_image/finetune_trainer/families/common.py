@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from finetune_contract.text_model import MoEConfig, architectures
 from finetune_trainer.families.fields import Fields
-from finetune_trainer.families.plan import MoEConfig
 from finetune_trainer.families.rope import Rope
 
 #: transformers' activation name -> MaxText's (jax.nn's gelu is the tanh approximation).
@@ -18,23 +18,6 @@ _ACTIVATIONS: Mapping[str, str] = {
 
 #: Far above any published model. Bounds the number of tensor names that a plan enumerates.
 _MOST_LAYERS, _MOST_EXPERTS = 1000, 1024
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConfigDefaults:
-    """Values that transformers uses for keys that config.json omits."""
-
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    layers: int
-    heads: int
-    kv_heads: int | None
-    """None if the default is the number of query heads."""
-    head_dim: int | None
-    """None if the default is ``hidden_size / heads``."""
-    context_length: int
-    tied_embeddings: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,16 +78,17 @@ def silu_decoder(
     }
 
 
-def dimensions(config: Fields, default: ConfigDefaults) -> Dimensions:
+def dimensions(config: Fields, architecture: str) -> Dimensions:
     """Returns the model's sizes, with transformers' defaults for omitted keys."""
-    hidden = config.integer("hidden_size", default.hidden_size)
-    heads = config.integer("num_attention_heads", default.heads)
-    kv_heads = config.integer("num_key_value_heads", default.kv_heads or heads)
-    if default.head_dim is None and not config.has("head_dim") and hidden % heads:
+    default = architectures()[architecture].defaults
+    hidden = config.integer("hidden_size", default["hidden_size"])
+    heads = config.integer("num_attention_heads", default["num_attention_heads"])
+    kv_heads = config.integer("num_key_value_heads", default.get("num_key_value_heads", heads))
+    if "head_dim" not in default and not config.has("head_dim") and hidden % heads:
         config.refuse(
             "hidden_size", f"a multiple of num_attention_heads ({heads}), or head_dim given", "Add head_dim."
         )
-    head_dim = config.integer("head_dim", default.head_dim or max(1, hidden // heads))
+    head_dim = config.integer("head_dim", default.get("head_dim", max(1, hidden // heads)))
     if heads % kv_heads:
         config.refuse(
             "num_key_value_heads", f"a divisor of num_attention_heads ({heads})", "Correct config.json."
@@ -113,26 +97,24 @@ def dimensions(config: Fields, default: ConfigDefaults) -> Dimensions:
         config.refuse("head_dim", "an even number", "Rotary embeddings turn pairs of dimensions.")
     return Dimensions(
         hidden_size=hidden,
-        intermediate_size=config.integer("intermediate_size", default.intermediate_size),
-        layers=config.integer("num_hidden_layers", default.layers, maximum=_MOST_LAYERS),
+        intermediate_size=config.integer("intermediate_size", default["intermediate_size"]),
+        layers=config.integer("num_hidden_layers", default["num_hidden_layers"], maximum=_MOST_LAYERS),
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        vocab_size=config.integer("vocab_size", default.vocab_size),
-        context_length=config.integer("max_position_embeddings", default.context_length),
+        vocab_size=config.integer("vocab_size", default["vocab_size"]),
+        context_length=config.integer("max_position_embeddings", default["max_position_embeddings"]),
     )
 
 
-def experts(config: Fields, key: str, *, number: int, chosen: int, width: int) -> MoEConfig:
-    """Returns the configuration of a layer's experts, ``width`` being the size of each expert's hidden layer.
-
-    ``key`` is the architecture's key for the number of experts. ``number`` and ``chosen``, the experts per token, are
-    transformers' defaults.
-    """
+def experts(config: Fields, architecture: str) -> MoEConfig:
+    """Returns the configuration of a layer's experts, with transformers' defaults for omitted keys."""
+    known = architectures()[architecture]
+    default, key, width = known.defaults, str(known.experts_key), known.expert_width_key
     found = MoEConfig(
-        number=config.integer(key, number, minimum=2, maximum=_MOST_EXPERTS),
-        chosen=config.integer("num_experts_per_tok", chosen),
-        width=width,
+        number=config.integer(key, default[key], minimum=2, maximum=_MOST_EXPERTS),
+        chosen=config.integer("num_experts_per_tok", default["num_experts_per_tok"]),
+        width=config.integer(width, default[width]),
     )
     if found.chosen > found.number:
         config.refuse("num_experts_per_tok", f"at most {key} ({found.number})", "Correct config.json.")

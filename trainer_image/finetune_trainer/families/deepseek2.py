@@ -6,21 +6,11 @@ mscale (transformers 5.12 does not); MaxText's deepseek block.
 
 from dataclasses import asdict, replace
 
+from finetune_contract.text_model import MLAConfig, architectures
 from finetune_trainer.families import common, rope
 from finetune_trainer.families.fields import Fields
-from finetune_trainer.families.plan import Family, MLAConfig, ModelPlan
+from finetune_trainer.families.plan import Family, ModelPlan
 
-DEFAULTS = common.ConfigDefaults(
-    vocab_size=32000,
-    hidden_size=4096,
-    intermediate_size=11008,
-    layers=32,
-    heads=32,
-    kv_heads=None,
-    head_dim=None,
-    context_length=2048,
-    tied_embeddings=False,
-)
 _EPSILON = 1e-6
 #: Values of ``auto_map`` in the models that DeepSeek published.
 _PUBLISHED = frozenset(
@@ -45,34 +35,29 @@ def plan(config: Fields, architecture: str) -> ModelPlan:
         config.refuse(
             "q_lora_rank", "null", "Only models without a query LoRA are verified, such as DeepSeek-V2-Lite."
         )
-    size = common.dimensions(config, DEFAULTS)
+    size = common.dimensions(config, architecture)
     if size.kv_heads != size.heads:
         config.refuse("num_key_value_heads", f"num_attention_heads ({size.heads})", "Correct config.json.")
+    default = architectures()[architecture].defaults
     latent = MLAConfig(
-        rank=config.integer("kv_lora_rank", 512),
-        nope_dim=config.integer("qk_nope_head_dim", 128),
-        rope_dim=config.integer("qk_rope_head_dim", 64),
-        value_dim=config.integer("v_head_dim", 128),
+        rank=config.integer("kv_lora_rank", default["kv_lora_rank"]),
+        nope_dim=config.integer("qk_nope_head_dim", default["qk_nope_head_dim"]),
+        rope_dim=config.integer("qk_rope_head_dim", default["qk_rope_head_dim"]),
+        value_dim=config.integer("v_head_dim", default["v_head_dim"]),
     )
     if latent.rope_dim % 2:
         config.refuse("qk_rope_head_dim", "an even number", "Rotary embeddings turn pairs of dimensions.")
     size = replace(size, head_dim=latent.nope_dim + latent.rope_dim)
     experts = replace(
-        common.experts(
-            config,
-            "n_routed_experts",
-            number=64,
-            chosen=6,
-            width=config.integer("moe_intermediate_size", 1407),
-        ),
-        shared=config.integer("n_shared_experts", 2),
+        common.experts(config, architecture),
+        shared=config.integer("n_shared_experts", default["n_shared_experts"]),
         dense_layers=config.integer("first_k_dense_replace", 0),
     )
     if experts.dense_layers >= size.layers:
         config.refuse(
             "first_k_dense_replace", f"less than num_hidden_layers ({size.layers})", "Correct config.json."
         )
-    tied = config.flag("tie_word_embeddings", DEFAULTS.tied_embeddings)
+    tied = config.flag("tie_word_embeddings", False)
     return ModelPlan(
         architecture=architecture,
         family=Family.DEEPSEEK2,

@@ -9,18 +9,6 @@ from finetune_trainer.families import common, rope
 from finetune_trainer.families.fields import Fields
 from finetune_trainer.families.plan import Family, ModelPlan
 
-DEFAULTS = common.ConfigDefaults(
-    vocab_size=256000,
-    hidden_size=2304,
-    intermediate_size=9216,
-    layers=26,
-    heads=8,
-    kv_heads=4,
-    head_dim=256,
-    context_length=8192,
-    tied_embeddings=True,
-)
-
 
 def plan(config: Fields, architecture: str) -> ModelPlan:
     """Returns the plan of a Gemma 2 model.
@@ -31,7 +19,7 @@ def plan(config: Fields, architecture: str) -> ModelPlan:
     common.refuse_unsupported_parts(config)
     config.must_be_off("use_bidirectional_attention", "MaxText's Gemma 2 attends to earlier tokens only.")
     common.required_epsilon(config, 1e-6, "MaxText's Gemma layers have this value built in.")
-    size = common.dimensions(config, DEFAULTS)
+    size = common.dimensions(config, architecture)
     if size.layers % 2:
         config.refuse("num_hidden_layers", "an even number", "MaxText builds Gemma 2 from pairs of layers.")
     common.layer_pattern(config, ["sliding_attention", "full_attention"] * (size.layers // 2))
@@ -67,5 +55,4 @@ def plan(config: Fields, architecture: str) -> ModelPlan:
         folded_query_scalar=config.number("query_pre_attn_scalar", 256.0),
         embedding_scale=size.hidden_size**0.5,
         norm_offset=1.0,
-        post_norms=True,
     )

@@ -9,17 +9,6 @@ from finetune_trainer.families import common, rope
 from finetune_trainer.families.fields import Fields
 from finetune_trainer.families.plan import Family, ModelPlan
 
-DEFAULTS = common.ConfigDefaults(
-    vocab_size=262_208,
-    hidden_size=2304,
-    intermediate_size=9216,
-    layers=26,
-    heads=8,
-    kv_heads=4,
-    head_dim=256,
-    context_length=131_072,
-    tied_embeddings=True,
-)
 #: Of so many consecutive layers, the last attends to the whole context and the others to a sliding window.
 _PATTERN = 6
 
@@ -46,7 +35,7 @@ def plan(config: Fields, architecture: str) -> ModelPlan:
     common.refuse_unsupported_parts(config)
     config.must_be_off("use_bidirectional_attention", "MaxText's Gemma 3 attends to earlier tokens only.")
     common.required_epsilon(config, 1e-6, "MaxText's Gemma layers have this value built in.")
-    size = common.dimensions(config, DEFAULTS)
+    size = common.dimensions(config, architecture)
     if config.integer("sliding_window_pattern", _PATTERN) != _PATTERN:
         config.refuse("sliding_window_pattern", str(_PATTERN), "MaxText has this pattern built in.")
     common.layer_pattern(
@@ -85,8 +74,6 @@ def plan(config: Fields, architecture: str) -> ModelPlan:
         tied_embeddings=True,
         embedding_scale=size.hidden_size**0.5,
         norm_offset=1.0,
-        qk_norm=True,
-        post_norms=True,
     )
 
 

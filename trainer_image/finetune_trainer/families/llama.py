@@ -9,29 +9,17 @@ from finetune_trainer.families import common, rope
 from finetune_trainer.families.fields import Fields
 from finetune_trainer.families.plan import Family, ModelPlan
 
-DEFAULTS = common.ConfigDefaults(
-    vocab_size=32000,
-    hidden_size=4096,
-    intermediate_size=11008,
-    layers=32,
-    heads=32,
-    kv_heads=None,
-    head_dim=None,
-    context_length=2048,
-    tied_embeddings=False,
-)
 
-
-def plan(config: Fields, architecture: str, default: common.ConfigDefaults = DEFAULTS) -> ModelPlan:
+def plan(config: Fields, architecture: str) -> ModelPlan:
     """Returns the plan of a Llama model.
 
     MaxText's conversion hooks store queries and keys in interleaved order and fold 1/sqrt(head_dim) into the query
     weights.
     """
     common.refuse_unsupported_parts(config)
-    size = common.dimensions(config, default)
+    size = common.dimensions(config, architecture)
     rotary = rope.single(config, default_theta=10_000.0)
-    tied = config.flag("tie_word_embeddings", default.tied_embeddings)
+    tied = config.flag("tie_word_embeddings", False)
     return ModelPlan(
         architecture=architecture,
         family=Family.LLAMA,

@@ -5,21 +5,10 @@ Sources: transformers' MistralConfig; MaxText's llama2 block.
 
 from dataclasses import replace
 
-from finetune_trainer.families import common, llama
+from finetune_trainer.families import llama
 from finetune_trainer.families.fields import Fields
 from finetune_trainer.families.plan import ModelPlan
 
-DEFAULTS = common.ConfigDefaults(
-    vocab_size=32000,
-    hidden_size=4096,
-    intermediate_size=14336,
-    layers=32,
-    heads=32,
-    kv_heads=8,
-    head_dim=None,
-    context_length=131072,
-    tied_embeddings=False,
-)
 #: MistralConfig's default sliding window in tokens; an explicit null disables the window.
 _WINDOW = 4096
 
@@ -29,7 +18,7 @@ def plan(config: Fields, architecture: str) -> ModelPlan:
 
     The context length is limited to the sliding window, within which the window has no effect.
     """
-    made = llama.plan(config, architecture, DEFAULTS)
+    made = llama.plan(config, architecture)
     window = config.optional_number("sliding_window", _WINDOW)
     if window is None or window >= made.context_length:
         return made

@@ -6,18 +6,6 @@ from finetune_trainer.families import common, rope
 from finetune_trainer.families.fields import Fields
 from finetune_trainer.families.plan import Family, ModelPlan
 
-DEFAULTS = common.ConfigDefaults(
-    vocab_size=32000,
-    hidden_size=4096,
-    intermediate_size=14336,
-    layers=32,
-    heads=32,
-    kv_heads=8,
-    head_dim=None,
-    context_length=131072,
-    tied_embeddings=False,
-)
-
 
 def plan(config: Fields, architecture: str) -> ModelPlan:
     """Returns the plan of a Mixtral model.
@@ -27,10 +15,10 @@ def plan(config: Fields, architecture: str) -> ModelPlan:
     """
     common.refuse_unsupported_parts(config)
     config.must_be_off("sliding_window", "MaxText's Mixtral attends to the whole context.")
-    size = common.dimensions(config, DEFAULTS)
-    experts = common.experts(config, "num_local_experts", number=8, chosen=2, width=size.intermediate_size)
+    size = common.dimensions(config, architecture)
+    experts = common.experts(config, architecture)
     rotary = rope.single(config, default_theta=1_000_000.0, kinds=("default",))
-    tied = config.flag("tie_word_embeddings", DEFAULTS.tied_embeddings)
+    tied = config.flag("tie_word_embeddings", False)
     return ModelPlan(
         architecture=architecture,
         family=Family.MIXTRAL,

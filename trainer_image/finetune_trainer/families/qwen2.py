@@ -9,17 +9,6 @@ from finetune_trainer.families import common, rope
 from finetune_trainer.families.fields import Fields
 from finetune_trainer.families.plan import Family, ModelPlan
 
-DEFAULTS = common.ConfigDefaults(
-    vocab_size=151936,
-    hidden_size=4096,
-    intermediate_size=22016,
-    layers=32,
-    heads=32,
-    kv_heads=32,
-    head_dim=None,
-    context_length=32768,
-    tied_embeddings=False,
-)
 #: Qwen2Config's default for the first layer with a sliding window.
 _WINDOW_LAYERS = 28
 
@@ -30,7 +19,7 @@ def plan(config: Fields, architecture: str) -> ModelPlan:
     The projections of queries, keys and values always have a bias; transformers does not read ``attention_bias``.
     """
     common.refuse_unsupported_parts(config, biased_attention=True)
-    size = common.dimensions(config, DEFAULTS)
+    size = common.dimensions(config, architecture)
     if (
         config.flag("use_sliding_window", False)
         and config.integer("max_window_layers", _WINDOW_LAYERS, minimum=0) < size.layers
@@ -42,7 +31,7 @@ def plan(config: Fields, architecture: str) -> ModelPlan:
         )
     common.layer_pattern(config, ["full_attention"] * size.layers)
     rotary = rope.single(config, default_theta=10_000.0, kinds=("default", "linear"))
-    tied = config.flag("tie_word_embeddings", DEFAULTS.tied_embeddings)
+    tied = config.flag("tie_word_embeddings", False)
     return ModelPlan(
         architecture=architecture,
         family=Family.QWEN2,
@@ -53,5 +42,4 @@ def plan(config: Fields, architecture: str) -> ModelPlan:
         },
         **asdict(size),
         tied_embeddings=tied,
-        qkv_bias=True,
     )

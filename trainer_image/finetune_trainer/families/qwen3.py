@@ -6,31 +6,19 @@ from finetune_trainer.families import common, rope
 from finetune_trainer.families.fields import Fields
 from finetune_trainer.families.plan import Family, ModelPlan
 
-DEFAULTS = common.ConfigDefaults(
-    vocab_size=151936,
-    hidden_size=4096,
-    intermediate_size=22016,
-    layers=32,
-    heads=32,
-    kv_heads=32,
-    head_dim=128,
-    context_length=32768,
-    tied_embeddings=False,
-)
 
-
-def plan(config: Fields, architecture: str, default: common.ConfigDefaults = DEFAULTS) -> ModelPlan:
+def plan(config: Fields, architecture: str) -> ModelPlan:
     """Returns the plan of a dense Qwen3 model.
 
-    Queries and keys are normalized per head; MaxText scales queries at run time. ``default`` are the values of omitted
-    keys. Raises ``StageError`` 64 for a configuration that MaxText's block does not compute.
+    Queries and keys are normalized per head; MaxText scales queries at run time. Raises ``StageError`` 64 for a
+    configuration that MaxText's block does not compute.
     """
     common.refuse_unsupported_parts(config)
     config.must_be_off("use_sliding_window", "MaxText's Qwen3 attends to the whole context in every layer.")
-    size = common.dimensions(config, default)
+    size = common.dimensions(config, architecture)
     common.layer_pattern(config, ["full_attention"] * size.layers)
     rotary = rope.single(config, default_theta=10_000.0, kinds=("default", "linear"))
-    tied = config.flag("tie_word_embeddings", default.tied_embeddings)
+    tied = config.flag("tie_word_embeddings", False)
     return ModelPlan(
         architecture=architecture,
         family=Family.QWEN3,
@@ -41,5 +29,4 @@ def plan(config: Fields, architecture: str, default: common.ConfigDefaults = DEF
         },
         **asdict(size),
         tied_embeddings=tied,
-        qk_norm=True,
     )

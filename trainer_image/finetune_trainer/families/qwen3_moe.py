@@ -6,18 +6,6 @@ from finetune_trainer.families import common, qwen3
 from finetune_trainer.families.fields import Fields
 from finetune_trainer.families.plan import Family, ModelPlan
 
-DEFAULTS = common.ConfigDefaults(
-    vocab_size=151936,
-    hidden_size=2048,
-    intermediate_size=6144,
-    layers=24,
-    heads=32,
-    kv_heads=4,
-    head_dim=None,
-    context_length=32768,
-    tied_embeddings=False,
-)
-
 
 def plan(config: Fields, architecture: str) -> ModelPlan:
     """Returns the plan of a Qwen3 model with experts in every layer.
@@ -31,20 +19,19 @@ def plan(config: Fields, architecture: str) -> ModelPlan:
         config.refuse(
             "norm_topk_prob", "true", "MaxText weights the selected experts differently: its logits differ."
         )
-    made = qwen3.plan(config, architecture, DEFAULTS)
-    width = config.integer("moe_intermediate_size", 768)
-    experts = common.experts(config, "num_experts", number=128, chosen=8, width=width)
+    made = qwen3.plan(config, architecture)
+    experts = common.experts(config, architecture)
     return replace(
         made,
         family=Family.QWEN3_MOE,
         model_name="qwen3-30b-a3b",
-        intermediate_size=width,
+        intermediate_size=experts.width,
         experts=experts,
         overrides={
             **made.overrides,
             **common.expert_overrides(experts),
             "decoder_block": "qwen3_moe",
-            "base_mlp_dim": width,
+            "base_mlp_dim": experts.width,
             "norm_topk_prob": True,
         },
     )

@@ -16,7 +16,6 @@ from finetune_trainer.checkpoints.sparse_files import Read
 from finetune_trainer.checkpoints.weights import INDEX, SINGLE, is_vision, two_models, weight_files
 from finetune_trainer.errors import StageError, reading_listed, replaced, require_unchanged
 from finetune_trainer.families import ModelPlan
-from finetune_trainer.families.sizes import sizes
 from finetune_trainer.hub import repositories as hub
 from finetune_trainer.process.stage_progress import ignore
 from finetune_trainer.storage import Entry, StorageClient, content_encoding, is_inside, local_path, unchanged
@@ -72,7 +71,7 @@ class LocalModel:
             parameters=plan.parameters,
             maxtext_model=plan.model_name,
             layout=layout.name,
-            sizes=sizes(plan, weights_bytes=self.weights_bytes),
+            sizes=plan.sizes(weights_bytes=self.weights_bytes),
         )
 
 

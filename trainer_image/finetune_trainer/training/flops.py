@@ -3,16 +3,14 @@
 Two per weight of a matrix and token, and attention to all earlier tokens of the row that are in the layer's window.
 """
 
-import math
-
-from finetune_contract import LoraSpec, MethodSpec
+from finetune_contract import MethodSpec
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.methods import method_of
 
 
 def forward_flops(plan: ModelPlan, *, rows: int, length: int) -> float:
     """Operations of one forward pass over ``rows`` of ``length`` tokens, without LoRA."""
-    return rows * (2.0 * _weights(plan) * length + _attention(plan, length))
+    return rows * (2.0 * plan.matrices * length + _attention(plan, length))
 
 
 def step_flops(plan: ModelPlan, method: MethodSpec, *, rows: int, length: int) -> float:
@@ -21,34 +19,15 @@ def step_flops(plan: ModelPlan, method: MethodSpec, *, rows: int, length: int) -
     Recomputation by remat is not counted. ``rows`` are the model's: a pair of answers is two of them.
     """
     tokens, lora = rows * length, method.lora
-    trained = _adapters(plan, lora) if lora is not None else _weights(plan)
-    frozen = _weights(plan) if lora is not None else 0
+    trained = lora.rank * plan.lora_width(lora) if lora is not None else plan.matrices
+    frozen = plan.matrices if lora is not None else 0
     step = tokens * (6.0 * trained + 4.0 * frozen) + 3.0 * rows * _attention(plan, length)
     return step + (forward_flops(plan, rows=rows, length=length) if method_of(method).reference else 0.0)
-
-
-def _weights(plan: ModelPlan) -> int:
-    """Weights of the matrices that a token is multiplied by. Embeddings count only if the output layer shares them."""
-    tensors = plan.tensors()
-    if not plan.tied_embeddings:
-        del tensors["model.embed_tokens.weight"]
-    matrices = {name: math.prod(shape) for name, shape in tensors.items() if len(shape) == 2}
-    if plan.experts is None:
-        return sum(matrices.values())
-    routed = sum(size for name, size in matrices.items() if ".experts." in name)
-    return sum(matrices.values()) - routed + routed * plan.experts.chosen // plan.experts.number
 
 
 def _attention(plan: ModelPlan, length: int) -> float:
     """Operations of attention for a row: queries by keys and weights by values, half of which a causal mask hides, and
     in layers with a sliding window what is outside of it."""
-    values = plan.latent.value_dim if plan.latent is not None else plan.head_dim
     outside = max(0, length - int(str(plan.overrides.get("sliding_window_size", length))))
-    products = plan.layers * length**2 - plan.windowed_layers * outside**2
-    return 1.0 * products * plan.heads * (plan.head_dim + values)
-
-
-def _adapters(plan: ModelPlan, lora: LoraSpec) -> int:
-    """Number of weights of LoRA's pairs of matrices."""
-    adapted = tuple(f".{name}.weight" for name in lora.target_modules or plan.lora_modules)
-    return sum(lora.rank * sum(shape) for name, shape in plan.tensors().items() if name.endswith(adapted))
+    products = plan.layers * length**2 - (plan.layers - plan.whole_context_layers) * outside**2
+    return 1.0 * products * plan.heads * (plan.head_dim + plan.value_dim)

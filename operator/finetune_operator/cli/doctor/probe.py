@@ -13,7 +13,6 @@ from finetune_operator.api import parse_merged
 from finetune_operator.api.profile import PodSettings
 from finetune_operator.cli.doctor.setup import Setup
 from finetune_operator.objects import Object
-from finetune_operator.planning.plan_builder import pod_additions
 from finetune_operator.planning.stored_plan import cache_root
 from finetune_operator.rendering.pod import CONTAINER, SCRATCH, restricted, unprivileged, with_choices
 
@@ -65,7 +64,7 @@ def _probe(setup: Setup, profile: Object, stages: Literal["cpu", "tpu"]) -> Prob
     read = [*inputs, *([cache] if stages == "tpu" else [])]
     write = [artifacts, *([cache] if stages == "cpu" else [])]
     account = (spec.get("serviceAccounts") or {}).get(stages, "default")
-    added = pod_additions(parse_merged(PodSettings, settings), {})
+    added = parse_merged(PodSettings, settings)
     image = images.get("cpu", images["trainer"]) if stages == "cpu" else images["trainer"]
     options = [*(("--read", each.uri) for each in read), *(("--write", each.uri) for each in write)]
     command = ["finetune-stage", "access", *chain(*options)]

@@ -211,7 +211,7 @@ def _identity(plan: Plan, model: ModelShape) -> ModelIdentity:
         parameters=model.parameters,
         maxtext_model="",
         layout="",
-        sizes=model.sizes,
+        sizes=model.sizes(weights_bytes=model.weights_bytes),
     )
 
 

@@ -33,8 +33,8 @@ class LayerValues:
 def layer_values(model: ModelShape, number: int) -> LayerValues:
     """Returns the values of that layer."""
     shapes = model.layer(number)
-    queries, context = shapes["q_proj"][0], shapes["o_proj"][1]
-    keys = shapes["k_proj"][0] + shapes["v_proj"][0] if "k_proj" in shapes else queries + context
+    queries, context = model.heads * model.head_dim, model.heads * model.value_dim
+    keys = 2 * model.kv_heads * model.head_dim if model.latent is None else queries + context
     experts = any(len(shape) == 3 for shape in shapes.values())
     return LayerValues(
         hidden=model.hidden_size,

@@ -86,7 +86,9 @@ def _step_flops(plan: Plan, model: ModelShape) -> float:
         plan.data.max_seq_length,
         plan.method.lora,
     )
-    attention = 1.0 * model.whole_context_layers * model.heads * model.head_dims * length**2
+    attention = (
+        1.0 * model.whole_context_layers * model.heads * (model.head_dim + model.value_dim) * length**2
+    )
     # Of a pair the compiler leaves out the logits of prompts, which no loss needs.
     scored = length - plan.method.max_prompt_length if isinstance(plan.method, PreferenceMethod) else length
     products = float(model.matrices - model.embedding) * length + float(model.embedding) * scored

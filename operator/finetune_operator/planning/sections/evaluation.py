@@ -146,9 +146,4 @@ def _gates(
                 f"It measures {', '.join(measured) or 'nothing'}. Name the metric in spec.evaluation.datasets"
                 f"{'' if 'loss' in measured else ', or rows in spec.datasets.validation'}.",
             )
-    return [
-        GateSpec(
-            metric=gate.metric, op=gate.op, value=gate.value, delta_from_baseline=gate.delta_from_baseline
-        )
-        for gate in gates
-    ]
+    return [GateSpec(**dict(gate)) for gate in gates]

@@ -15,8 +15,6 @@ from finetune_contract import (
     LoraSpec,
     MethodSpec,
     PreferenceMethod,
-    ProfilingSpec,
-    SmokeSpec,
 )
 from finetune_operator.api import MethodType, exact, options_of
 from finetune_operator.api.export import ExportCheckpoint
@@ -142,15 +140,3 @@ def resolve_checkpointing(spec: DefaultedJobSpec) -> CheckpointPolicy:
         best_metric=metric,
         best_mode=(by and by.mode) or MetricMode.MIN,
     )
-
-
-def resolve_profiling(spec: DefaultedJobSpec) -> ProfilingSpec | None:
-    """Resolves ``spec.profiling``. None: nothing is profiled."""
-    section = spec.profiling
-    return ProfilingSpec(start_step=section.start_step, steps=section.steps) if section else None
-
-
-def resolve_smoke(spec: DefaultedJobSpec) -> SmokeSpec | None:
-    """Resolves ``spec.preflight.smoke``. None: preflight trains no miniature of the model."""
-    section = spec.preflight.smoke
-    return SmokeSpec(steps=section.steps, examples=section.examples) if section else None

@@ -6,8 +6,8 @@ from finetune_contract import MemoryCheckSpec, MeshSpec, SliceCandidate, SliceSh
 from finetune_contract.request import SLICE_VARIABLES
 from finetune_operator.api.placement import Controller, Parallelism
 from finetune_operator.api.policies import MemoryCheck
+from finetune_operator.api.profile import EnvVar
 from finetune_operator.catalog import CatalogError, TpuShape, shape_by_topology
-from finetune_operator.objects import Object
 from finetune_operator.planning.defaulted import DefaultedProfileSpec, DefaultedResources
 from finetune_operator.planning.slices.choice import slice_label
 from finetune_operator.planning.slices.slice_plan import SlicePlan
@@ -40,12 +40,12 @@ def resolve_memory(
     )
 
 
-def compiler_flags(flags: Mapping[str, str], env: Sequence[Object], *, pathways: bool) -> Mapping[str, str]:
+def compiler_flags(flags: Mapping[str, str], env: Sequence[EnvVar], *, pathways: bool) -> Mapping[str, str]:
     """Returns the compiler variables of the processes on a slice; empty under Pathways, whose servers compile.
 
     ``flags`` are the flavor's, and ``env`` holds the profile's additions to every pod, which come before them.
     """
-    added = {each["name"]: each["value"] for each in env if each["name"] in SLICE_VARIABLES}
+    added = {each.name: each.value for each in env if each.name in SLICE_VARIABLES}
     return {} if pathways else {**flags, **added}
 
 
@@ -67,12 +67,8 @@ def chosen_mesh(planned: MeshSpec, found: MeshSpec | None) -> MeshSpec:
 
 def _candidate(site: SlicePlan, profile: DefaultedProfileSpec) -> SliceCandidate:
     shape = _slice(site.placement.shape, site.mesh.devices // site.mesh.slices)
-    flags = compiler_flags(site.placement.flags, _env(profile), pathways=site.pathways is not None)
+    flags = compiler_flags(site.placement.flags, profile.pod.env, pathways=site.pathways is not None)
     return SliceCandidate(slice=shape.model_copy(update={"flags": flags}), mesh=site.mesh)
-
-
-def _env(profile: DefaultedProfileSpec) -> Sequence[Object]:
-    return [each.to_document() for each in profile.pod.env or ()]
 
 
 def _larger(
@@ -89,7 +85,7 @@ def _larger(
                 continue
             if each.devices_per_chip and _memory(each) > _memory(shape) and (slices == 1 or each.multi_host):
                 own = flags_of(SliceOffer(shape=each, flavor=flavor))
-                flags = compiler_flags(own, _env(profile), pathways=pathways)
+                flags = compiler_flags(own, profile.pod.env, pathways=pathways)
                 larger = _slice(each, each.chips * each.devices_per_chip)
                 larger = larger.model_copy(update={"flags": flags})
                 offered.setdefault((each.accelerator, topology), larger)

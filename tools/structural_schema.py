@@ -2,23 +2,33 @@
 
 The API server accepts a narrow dialect of OpenAPI v3: no references, no ``null`` alternatives, no titles, one type
 per place, closed by pruning instead of ``additionalProperties: false``. ``model_json_schema`` states the same
-facts in plain JSON Schema; this module rewrites them and refuses every keyword that it does not know. The docstrings
-below an enum's members become part of the description of each field that holds the enum.
+facts in plain JSON Schema; this module rewrites them and refuses every keyword that it does not know. Docstrings below
+fields, which the interpreter does not keep, become descriptions; those below an enum's members become part of the
+description of each field that holds the enum.
 """
 
-from collections.abc import Mapping
+import ast
+import inspect
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
+from functools import cache
+from itertools import pairwise
+from types import ModuleType
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic.alias_generators import to_camel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-from finetune_operator.api.common import INT32_MAX
-from finetune_operator.api.docstrings import docstrings_below
-from finetune_operator.api.rules import RULES_KEY
+from finetune_operator.api.common import INT32_MAX, ApiModel, DistinctKeys, RuleCheck
+from finetune_operator.api.rules import ValidationRule
 
 type Schema = dict[str, Any]
+
+#: Keyword that lists the rules.
+RULES_KEY = "x-kubernetes-validations"
 
 #: Keywords that mean the same in both dialects, in the order in which they are written.
 _KEPT = (
@@ -58,13 +68,30 @@ class UnsupportedSchemaError(ValueError):
 
 def structural_schema(model: type[BaseModel]) -> Schema:
     """Returns the schema of ``model`` in a CRD's dialect. Raises UnsupportedSchemaError, which names the place."""
-    source = model.model_json_schema(by_alias=True, mode="validation", schema_generator=_WithValues)
+    source = model.model_json_schema(by_alias=True, mode="validation", schema_generator=_WithDescriptions)
     definitions = source.pop("$defs", {})
     return _rewrite(source, definitions, model.__name__)
 
 
-class _WithValues(GenerateJsonSchema):
-    """Adds the descriptions of its values to each enum."""
+class _WithDescriptions(GenerateJsonSchema):
+    """Adds its rules and the descriptions of its fields to each model, and those of its values to each enum."""
+
+    def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
+        described, model = super().model_schema(schema), schema["cls"]
+        if rules := getattr(model, "rules", ()):
+            described[RULES_KEY] = rule_documents(rules)
+        for name, text in field_descriptions(model).items():
+            described["properties"][model.model_fields[name].alias or name]["description"] = text
+        return described
+
+    def function_after_schema(self, schema: core_schema.AfterValidatorFunctionSchema) -> JsonSchemaValue:
+        described = super().function_after_schema(schema)
+        match schema["function"]["function"]:
+            case RuleCheck(rules=rules):
+                described[RULES_KEY] = rule_documents(rules)
+            case DistinctKeys(key=key):
+                described |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [to_camel(key)]}
+        return described
 
     def enum_schema(self, schema: core_schema.EnumSchema) -> JsonSchemaValue:
         values = value_descriptions(schema["cls"])
@@ -78,6 +105,26 @@ def value_descriptions(enum: type[Enum]) -> dict[str, str]:
     """Returns the docstrings below the members of ``enum`` by the members' values, without those that have none."""
     docstrings = docstrings_below(enum)
     return {member.value: docstrings[member.name] for member in enum if member.name in docstrings}
+
+
+def rule_documents(rules: Iterable[ValidationRule]) -> list[dict[str, str]]:
+    """Returns the entries for ``x-kubernetes-validations``."""
+    return [
+        {"rule": rule.cel, "message": rule.message}
+        | ({"fieldPath": "." + ".".join(rule.at)} if rule.at else {})
+        for rule in rules
+    ]
+
+
+def field_descriptions(model: type[BaseModel]) -> dict[str, str]:
+    """Returns the docstrings below the fields of a model of the API, by the fields' names."""
+    return {
+        name: text
+        for owner in reversed(model.__mro__)
+        if issubclass(owner, ApiModel)
+        for name, text in docstrings_below(owner).items()
+        if name in model.model_fields
+    }
 
 
 def _rewrite(source: Mapping[str, Any], definitions: Mapping[str, Any], path: str) -> Schema:
@@ -164,3 +211,24 @@ def _bound_map_keys(schema: Schema, path: str) -> None:
         "message": f"a key must have {least} to {most} characters",
     }
     schema[RULES_KEY] = [*schema.get(RULES_KEY, ()), rule]
+
+
+def docstrings_below(owner: type) -> Mapping[str, str]:
+    """Returns the docstrings below the assignments in the body of a class of a module, by name, each on one line."""
+    return _of_module(sys.modules[owner.__module__]).get(owner.__qualname__, {})
+
+
+@cache
+def _of_module(module: ModuleType) -> Mapping[str, Mapping[str, str]]:
+    classes = (node for node in ast.parse(inspect.getsource(module)).body if isinstance(node, ast.ClassDef))
+    return {each.name: dict(_documented(each)) for each in classes}
+
+
+def _documented(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
+    for statement, below in pairwise(node.body):
+        match statement, below:
+            case (
+                ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)),
+                ast.Expr(value=ast.Constant(value=str(text))),
+            ):
+                yield name, " ".join(text.split())

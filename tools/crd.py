@@ -3,11 +3,10 @@
 from functools import cache
 from typing import Any
 
-from finetune_operator.api.common import GROUP, VERSION, ApiModel, field_descriptions
+from finetune_operator.api.common import GROUP, VERSION, ApiModel
 from finetune_operator.api.job import FineTuneJob
 from finetune_operator.api.profile import FineTuneProfile
-from finetune_operator.api.rules import RULES_KEY
-from finetune_operator.api.schema import Schema, structural_schema
+from tools.structural_schema import RULES_KEY, Schema, field_descriptions, rule_documents, structural_schema
 
 #: kstatus reads observedGeneration first, so that no tool mistakes an unprocessed object for a finished one.
 UNSEEN: dict[str, Any] = {"observedGeneration": -1}
@@ -104,7 +103,7 @@ def _root(model: type[ApiModel]) -> Schema:
         },
     }
     if model.rules:
-        root[RULES_KEY] = [rule.document() for rule in model.rules]
+        root[RULES_KEY] = rule_documents(model.rules)
     return root
 
 
