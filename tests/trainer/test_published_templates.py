@@ -17,6 +17,7 @@ from finetune_contract import DatasetSpec
 from finetune_trainer.data.schema import DatasetSchema
 from finetune_trainer.errors import StageError
 from finetune_trainer.readers.row_location import Row, RowLocation
+from finetune_trainer.tokens import turns
 from finetune_trainer.tokens.chat import Chat
 from finetune_trainer.tokens.encoding import TokenizedExample
 from finetune_trainer.tokens.example import Conversation
@@ -295,3 +296,40 @@ def test_a_long_task_with_tools_is_rendered_a_few_times_and_not_once_for_each_tu
     monkeypatch.setattr(Chat, "_applied", counted)
     renderer.tokens(read("pears"))
     assert len(rendered) < 10
+
+
+def of_questions(number: int) -> Conversation:
+    talk = [turn for n in range(number) for turn in (user(f"Question {n}?"), answer(f"Answer {n}."))]
+    messages = [{"role": "system", "content": "Be brief."}, *talk]
+    row = RowLocation(path="spec.datasets.train[0]", file="file:///a.jsonl", row=1)
+    return Conversation(
+        place=row, messages=messages, trained=[message["role"] == "assistant" for message in messages]
+    )
+
+
+@pytest.mark.parametrize("row", [of_steps(32, "apples"), of_questions(40)], ids=["steps", "questions"])
+@pytest.mark.parametrize("name", [*MARKED, *UNMARKED])
+def test_a_long_row_becomes_the_tokens_that_all_messages_before_each_turn_show(
+    name: str, row: Conversation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of = tokenizer(template(name))
+    found = described(Renderer(of, train_on_prompt=False, today=TODAY), row)
+    monkeypatch.setattr(turns, "LONG", len(row.messages))
+    assert found == described(Renderer(of, train_on_prompt=False, today=TODAY), row)
+
+
+@pytest.mark.parametrize("row", [of_steps(300, "apples"), of_questions(400)], ids=["steps", "questions"])
+@pytest.mark.parametrize("name", ["qwen3", "llama3_1", "gemma3", "gptoss"])
+def test_a_row_of_many_messages_takes_time_that_grows_with_their_number(
+    name: str, row: Conversation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rendered = []
+    applied = Chat._applied
+
+    def counted(chat: Chat, messages: Any, *options: Any) -> str:
+        rendered.append(len(messages))
+        return applied(chat, messages, *options)
+
+    monkeypatch.setattr(Chat, "_applied", counted)
+    described(Renderer(tokenizer(template(name)), train_on_prompt=False, today=TODAY), row)
+    assert sum(rendered) < 50 * len(row.messages)

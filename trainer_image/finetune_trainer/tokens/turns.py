@@ -18,7 +18,19 @@ from typing import Self
 from finetune_trainer.errors import StageError
 from finetune_trainer.readers.row_location import RowLocation
 from finetune_trainer.tokens.chat import SHORTEST, Chat, Message, Tokenizer, Tools
-from finetune_trainer.tokens.marked import Around, MarkedChat, PromptTexts, Split, TemplateRow, left_out
+from finetune_trainer.tokens.marked import (
+    LONG,
+    Around,
+    MarkedChat,
+    PromptTexts,
+    Split,
+    TemplateRow,
+    left_out,
+    near,
+)
+
+#: Maximum number of messages if all of them have to be rendered before each turn.
+_MOST = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +70,14 @@ class TurnFinder:
         Raises ``StageError`` 65 if the template omits or moves a message.
         """
         row = TemplateRow(place, tools, json.dumps(tools) if tools else "")
+        if len(messages) > LONG:
+            row = row._replace(local=self._marked.is_local(messages, row))
+        if not row.local and len(messages) > _MOST:
+            raise place.mismatch(
+                f"{len(messages)} messages are too many for this chat template, which derives what it writes around a "
+                "turn from all messages before it",
+                f"Divide the conversation into rows of at most {_MOST} messages, or set method.sft.trainOnPrompt.",
+            )
         answers = frozenset(n for n, message in enumerate(messages) if message["role"] == "assistant")
         if all(len(messages[n]) == 2 for n in answers):
             around = self._marked.around(messages, row)  # raises if the template omits a message
@@ -182,9 +202,10 @@ class TurnFinder:
             end = max(begin, len(gap) - len(around.gaps[number + 1]))
             closed = end + self._closing(number, around, bare, row)
             return Turn(begin=begin, end=end, closed=closed, departs=departs)
-        real = frozenset(n for n in range(number + 1) if messages[n]["role"] == "assistant")
+        until = near(messages[: number + 1], row)
+        real = frozenset(n for n, message in enumerate(until) if message["role"] == "assistant")
         try:
-            whole = self._marked.rendered(messages[: number + 1], row, real=real)[-1]
+            whole = self._marked.rendered(until, row, real=real)[-1]
         except StageError:
             whole = ""
         if not whole or not gap.startswith(whole):
