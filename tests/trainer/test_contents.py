@@ -103,6 +103,7 @@ def test_an_answer_that_ends_within_its_thought_is_found() -> None:
 def test_an_answer_that_ends_as_another_models_does_is_found() -> None:
     assert said(conversation(("user", "x"), ("assistant", "y</s>\n"))) == [Note.RENDERED]
     assert said(pair("x", "y<|endoftext|>")) == said(PlainText(place=PLACE, text="y</s>")) == [Note.RENDERED]
+    assert said(pair("x", "y<eoa>")) == said(pair("x", "y<|end_of_turn|>")) == [Note.RENDERED]
     assert said(pair("x", "<s>y</s> and z")) == []
     assert said(pair("x", "y<eos>"), None) == [Note.OWN_ENDS]
 

@@ -152,6 +152,8 @@ _ENDS = (
     "<end_of_turn>",
     "<|end|>",
     "<|eot|>",
+    "<|end_of_turn|>",
+    "<eoa>",
 )
 #: Placeholders of media, as LLaMA-Factory, ms-swift and LLaVA write them into prompts.
 _PLACEHOLDER = re.compile(r"<(?:image|video|audio)>")
