@@ -250,7 +250,9 @@ def test_what_nothing_reads_is_named_counted_and_escaped(folder: Path) -> None:
     texts = [remark.text for remark in found.remarks]
     assert any("more: nothing reads the texts of note, persona. If one" in text for text in texts)
     of_keys = "more: nothing reads the texts of messages[].tool_call_id, of which the chat template reads none. If one "
-    assert f"{of_keys}belongs to its turn, write it into the content." in texts, "keys of messages cannot be mapped"
+    assert f"{of_keys}belongs to its turn, write it into the content." in texts, (
+        "keys of messages cannot be mapped"
+    )
     assert any("more: nothing reads the values of usefulness, which" in text for text in texts)
     assert any("columns.ignore lists audio, which does not occur" in text for text in texts)
     repeated = "equal to an earlier row of the training sources"
