@@ -8,6 +8,7 @@ import contextlib
 import itertools
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import date
 from typing import Any
 
@@ -307,7 +308,33 @@ def of_questions(number: int) -> Conversation:
     )
 
 
-@pytest.mark.parametrize("row", [of_steps(32, "apples"), of_questions(40)], ids=["steps", "questions"])
+def of_results(number: int) -> Conversation:
+    """Results of calls in messages of the user, which Qwen3's template tells from questions by their content."""
+    row = of_questions(number)
+    result = user("<tool_response>\n21\n</tool_response>")
+    messages = [result if n and n % 14 else message for n, message in enumerate(row.messages)]
+    messages = [
+        thought("Hm.", "Twenty-one.") if old["role"] == "assistant" else new
+        for old, new in zip(row.messages, messages, strict=True)
+    ]
+    return replace(row, messages=messages)
+
+
+@pytest.mark.parametrize("number", [1, 8, 40])
+def test_results_in_messages_of_the_user_are_not_trained(number: int) -> None:
+    of = tokenizer(template("qwen3"))
+    tokens = Renderer(of, train_on_prompt=False, today=TODAY).tokens(of_results(number))
+    written = {"Twenty-one.<|im_end|>", "<think>\nHm.\n</think>\n\nTwenty-one.<|im_end|>"}
+    found = trained_text(of, tokens)
+    assert len(found) == number
+    assert set(found) <= written
+
+
+@pytest.mark.parametrize(
+    "row",
+    [of_steps(32, "apples"), of_questions(40), of_results(40)],
+    ids=["steps", "questions", "results"],
+)
 @pytest.mark.parametrize("name", [*MARKED, *UNMARKED])
 def test_a_long_row_becomes_the_tokens_that_all_messages_before_each_turn_show(
     name: str, row: Conversation, monkeypatch: pytest.MonkeyPatch

@@ -118,13 +118,15 @@ class MarkedChat:
         messages = near(messages, row)
         last = {name: value for name, value in messages[-1].items() if name != "content"}
         key = (tuple(map(_shape, messages)), json.dumps(last) + row.tools_key, asking)
-        tail = self._tails.get(key)
+        # The tail of a split message begins with the second half of its content.
+        split = any(isinstance(message, Split) for message in messages)
+        tail = None if split else self._tails.get(key)
         if tail is None:
             real = frozenset(
                 n for n, message in enumerate(messages) if message["role"] == "assistant" and len(message) > 2
             )
             tail = self.rendered(messages, row, real=real, asking=asking)[-1]
-            if not any(isinstance(message, Split) for message in messages):
+            if not split:
                 self._make_room(len(key[0]) + len(key[1]) + len(tail))
                 self._tails[key] = tail
         return tail

@@ -72,12 +72,7 @@ class TurnFinder:
         row = TemplateRow(place, tools, json.dumps(tools) if tools else "")
         if len(messages) > LONG:
             row = row._replace(local=self._marked.is_local(messages, row))
-        if not row.local and len(messages) > _MOST:
-            raise place.mismatch(
-                f"{len(messages)} messages are too many for this chat template, which derives what it writes around a "
-                "turn from all messages before it",
-                f"Divide the conversation into rows of at most {_MOST} messages, or set method.sft.trainOnPrompt.",
-            )
+        _require_few(messages, row)
         answers = frozenset(n for n, message in enumerate(messages) if message["role"] == "assistant")
         if all(len(messages[n]) == 2 for n in answers):
             around = self._marked.around(messages, row)  # raises if the template omits a message
@@ -90,6 +85,8 @@ class TurnFinder:
         except StageError:
             # Templates may depend on contents, as Qwen3's on tool results in a user's message.
             split = [message if n in answers else Split(message) for n, message in enumerate(messages)]
+            row = row._replace(local=False)  # which was found out without the contents
+            _require_few(messages, row)
             with contextlib.suppress(StageError):
                 return self._located(text, split, row, self._marked.around(split, row, real=answers), answers)
             raise
@@ -248,6 +245,16 @@ class TurnFinder:
         encoded = self._tokenizer(asking, add_special_tokens=False, return_offsets_mapping=True)
         begin = max((past for _, past in encoded["offset_mapping"] if past <= shared), default=0)
         return begin, bool(asking[same:].strip())
+
+
+def _require_few(messages: Sequence[Message], row: TemplateRow) -> None:
+    """Raises ``StageError`` 65 if all messages before each of too many turns would have to be rendered."""
+    if not row.local and len(messages) > _MOST:
+        raise row.place.mismatch(
+            f"{len(messages)} messages are too many for this chat template, which derives what it writes around a turn "
+            "from all messages before it",
+            f"Divide the conversation into rows of at most {_MOST} messages, or set method.sft.trainOnPrompt.",
+        )
 
 
 def _end_of(text: str, position: int, content: str, closing: str, *, last: bool, changed: bool) -> int | None:
