@@ -309,7 +309,7 @@ def of_questions(number: int) -> Conversation:
 
 
 def of_results(number: int) -> Conversation:
-    """Results of calls in messages of the user, which Qwen3's template tells from questions by their content."""
+    """Results of calls in messages of the user, which Qwen3's template distinguishes from questions by their content."""
     row = of_questions(number)
     result = user("<tool_response>\n21\n</tool_response>")
     messages = [result if n and n % 14 else message for n, message in enumerate(row.messages)]
