@@ -1,17 +1,21 @@
 """Notes on special tokens within contents, on texts that are rendered already, and on texts with ends of their own."""
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 from tokenizers import processors
 
 from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
-from finetune_contract import DataReport
+from finetune_contract import DataReport, DatasetSpec
+from finetune_trainer.data.schema import DatasetSchema
+from finetune_trainer.readers.row_location import Row
 from finetune_trainer.tokens.contents import holds_template
 from finetune_trainer.tokens.example import Conversation, PlainText, TextPair
 from finetune_trainer.tokens.notes import Note
 from finetune_trainer.tokens.template import Renderer
+from tests.trainer import published_templates
 from tests.trainer.test_data_report import chat, check
 from tests.trainer.test_template import CHATML, LLAMA3, PLACE, conversation, tokenizer
 
@@ -99,6 +103,7 @@ def test_an_answer_that_ends_within_its_thought_is_found() -> None:
 def test_an_answer_that_ends_as_another_models_does_is_found() -> None:
     assert said(conversation(("user", "x"), ("assistant", "y</s>\n"))) == [Note.RENDERED]
     assert said(pair("x", "y<|endoftext|>")) == said(PlainText(place=PLACE, text="y</s>")) == [Note.RENDERED]
+    assert said(pair("x", "y<eoa>")) == said(pair("x", "y<|end_of_turn|>")) == [Note.RENDERED]
     assert said(pair("x", "<s>y</s> and z")) == []
     assert said(pair("x", "y<eos>"), None) == [Note.OWN_ENDS]
 
@@ -203,3 +208,52 @@ def test_a_prompt_without_its_content_is_noted(prompt: str, expected: tuple[Note
     )
     assert of.tokens(talk).notes == expected
     assert of.tokens(TextPair(place=PLACE, prompt=prompt, completion="Lima.")).notes == expected
+
+
+HERMES = [
+    {"from": "system", "value": "You may call <tools> [] </tools>."},
+    {"from": "human", "value": "Warm?"},
+    {"from": "gpt", "value": '<tool_call>\n{"name": "weather", "arguments": {"city": "Lima"}}\n</tool_call>'},
+    {"from": "tool", "value": '<tool_response>\n{"degrees": 22}\n</tool_response>'},
+    {"from": "gpt", "value": "22 degrees."},
+]
+WEATHER = {"name": "weather", "description": "Says it.", "parameters": {"type": "object", "properties": {}}}
+
+
+@pytest.mark.parametrize(
+    ("name", "turns", "tools", "expected"),
+    [
+        ("qwen3", HERMES, [WEATHER], [Note.TOOLS_TWICE]),
+        ("qwen3", [HERMES[0], *HERMES[1:3]], [WEATHER], [Note.TOOLS_TWICE]),
+        ("qwen3", [HERMES[0], *HERMES[1:3]], [], []),
+        ("qwen2_5", HERMES[1:], [WEATHER], [Note.TOOLS_TWICE]),
+        ("qwen3", [*HERMES[1:3], {**HERMES[3], "value": "22"}, HERMES[4]], [WEATHER], []),
+        ("llama3", HERMES, [], []),
+    ],
+)  # fmt: skip
+def test_what_the_template_writes_around_tools_is_found_in_contents(
+    name: str, turns: Sequence[Mapping[str, Any]], tools: Sequence[Any], expected: Sequence[Note]
+) -> None:
+    row = Row(place=PLACE, value={"conversations": turns, "tools": tools})
+    spec = DatasetSpec(path=PLACE.path, name="n", uri="file:///a.jsonl")
+    read = DatasetSchema(spec, row, reads=lambda _: False).example(row)
+    assert isinstance(read, Conversation)
+    of = published_templates.tokenizer(published_templates.template(name))
+    assert list(Renderer(of, train_on_prompt=False).tokens(read).notes) == expected
+
+
+def test_a_call_that_is_written_as_qwen_writes_it_is_trained_like_one() -> None:
+    call = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Lima"}}}
+    of = published_templates.tokenizer(published_templates.template("qwen3"))
+    asked = {"role": "user", "content": "Warm?"}
+    made = [
+        Renderer(of, train_on_prompt=False).tokens(
+            Conversation(place=PLACE, messages=[asked, answer], trained=[False, True])
+        )
+        for answer in (
+            {"role": "assistant", "content": HERMES[2]["value"]},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+        )
+    ]
+    assert made[0].ids.tolist() == made[1].ids.tolist()
+    assert made[0].trained.tolist() == made[1].trained.tolist()

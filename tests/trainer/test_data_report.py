@@ -231,10 +231,11 @@ def test_what_the_template_leaves_out_of_rows_is_a_problem_that_names_the_first(
 
 def test_what_nothing_reads_is_named_counted_and_escaped(folder: Path) -> None:
     turns = chat("one", "first")["messages"]
+    named = [{**turn, "tool_call_id": "call_1"} for turn in chat("three", "third")["messages"]]
     lines = [
         {"messages": turns, "note": EVIL, "id": 1, "images": ["a.png"]},
         {"messages": turns, "id": 2, "images": [], "usefulness": 0.5},
-        {"messages": chat("two", "second")["messages"], "persona": "x" * 300},
+        {"messages": named, "persona": "x" * 300},
     ]
     (folder / "data/more.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
     source = {"path": "spec.datasets.train[0]", "name": "more", "uri": f"file://{folder}/data/more.jsonl"}
@@ -244,10 +245,14 @@ def test_what_nothing_reads_is_named_counted_and_escaped(folder: Path) -> None:
     found = check(folder, data=made, hyperparameters={"steps": 2})
     (details,) = found.train
     assert [(value.name, value.count, value.text, value.ignored) for value in details.unread] == [
-        ("note", 1, True, False), ("id", 2, False, False), ("images", 1, True, True), ("usefulness", 1, False, False), ("persona", 1, True, False),
+        ("note", 1, True, False), ("id", 2, False, False), ("images", 1, True, True), ("usefulness", 1, False, False), ("messages[].tool_call_id", 2, True, False), ("persona", 1, True, False),
     ]  # fmt: skip
     texts = [remark.text for remark in found.remarks]
     assert any("more: nothing reads the texts of note, persona. If one" in text for text in texts)
+    of_keys = "more: nothing reads the texts of messages[].tool_call_id, of which the chat template reads none. If one "
+    assert f"{of_keys}belongs to its turn, write it into the content." in texts, (
+        "keys of messages cannot be mapped"
+    )
     assert any("more: nothing reads the values of usefulness, which" in text for text in texts)
     assert any("columns.ignore lists audio, which does not occur" in text for text in texts)
     repeated = "equal to an earlier row of the training sources"

@@ -8,6 +8,7 @@ import contextlib
 import itertools
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import date
 from typing import Any
 
@@ -17,6 +18,7 @@ from finetune_contract import DatasetSpec
 from finetune_trainer.data.schema import DatasetSchema
 from finetune_trainer.errors import StageError
 from finetune_trainer.readers.row_location import Row, RowLocation
+from finetune_trainer.tokens import turns
 from finetune_trainer.tokens.chat import Chat
 from finetune_trainer.tokens.encoding import TokenizedExample
 from finetune_trainer.tokens.example import Conversation
@@ -295,3 +297,66 @@ def test_a_long_task_with_tools_is_rendered_a_few_times_and_not_once_for_each_tu
     monkeypatch.setattr(Chat, "_applied", counted)
     renderer.tokens(read("pears"))
     assert len(rendered) < 10
+
+
+def of_questions(number: int) -> Conversation:
+    talk = [turn for n in range(number) for turn in (user(f"Question {n}?"), answer(f"Answer {n}."))]
+    messages = [{"role": "system", "content": "Be brief."}, *talk]
+    row = RowLocation(path="spec.datasets.train[0]", file="file:///a.jsonl", row=1)
+    return Conversation(
+        place=row, messages=messages, trained=[message["role"] == "assistant" for message in messages]
+    )
+
+
+def of_results(number: int) -> Conversation:
+    """Results of calls in messages of the user, which Qwen3's template distinguishes from questions by their content."""
+    row = of_questions(number)
+    result = user("<tool_response>\n21\n</tool_response>")
+    messages = [result if n and n % 14 else message for n, message in enumerate(row.messages)]
+    messages = [
+        thought("Hm.", "Twenty-one.") if old["role"] == "assistant" else new
+        for old, new in zip(row.messages, messages, strict=True)
+    ]
+    return replace(row, messages=messages)
+
+
+@pytest.mark.parametrize("number", [1, 8, 40])
+def test_results_in_messages_of_the_user_are_not_trained(number: int) -> None:
+    of = tokenizer(template("qwen3"))
+    tokens = Renderer(of, train_on_prompt=False, today=TODAY).tokens(of_results(number))
+    written = {"Twenty-one.<|im_end|>", "<think>\nHm.\n</think>\n\nTwenty-one.<|im_end|>"}
+    found = trained_text(of, tokens)
+    assert len(found) == number
+    assert set(found) <= written
+
+
+@pytest.mark.parametrize(
+    "row",
+    [of_steps(32, "apples"), of_questions(40), of_results(40)],
+    ids=["steps", "questions", "results"],
+)
+@pytest.mark.parametrize("name", [*MARKED, *UNMARKED])
+def test_a_long_row_becomes_the_tokens_that_all_messages_before_each_turn_show(
+    name: str, row: Conversation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of = tokenizer(template(name))
+    found = described(Renderer(of, train_on_prompt=False, today=TODAY), row)
+    monkeypatch.setattr(turns, "LONG", len(row.messages))
+    assert found == described(Renderer(of, train_on_prompt=False, today=TODAY), row)
+
+
+@pytest.mark.parametrize("row", [of_steps(300, "apples"), of_questions(400)], ids=["steps", "questions"])
+@pytest.mark.parametrize("name", ["qwen3", "llama3_1", "gemma3", "gptoss"])
+def test_a_row_of_many_messages_takes_time_that_grows_with_their_number(
+    name: str, row: Conversation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rendered = []
+    applied = Chat._applied
+
+    def counted(chat: Chat, messages: Any, *options: Any) -> str:
+        rendered.append(len(messages))
+        return applied(chat, messages, *options)
+
+    monkeypatch.setattr(Chat, "_applied", counted)
+    described(Renderer(tokenizer(template(name)), train_on_prompt=False, today=TODAY), row)
+    assert sum(rendered) < 50 * len(row.messages)

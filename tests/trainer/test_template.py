@@ -1,6 +1,7 @@
 """Tokens and masks: exactly the text that a model would write is trained, with every template."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from finetune_trainer.errors import StageError
 from finetune_trainer.readers.row_location import RowLocation
+from finetune_trainer.tokens import turns
 from finetune_trainer.tokens.encoding import TokenizedExample
 from finetune_trainer.tokens.example import Conversation, TextPair
 from finetune_trainer.tokens.template import Renderer
@@ -141,6 +143,43 @@ def test_a_key_that_only_the_templates_prose_mentions_is_not_read() -> None:
         "role",
         "thinking",
     ]
+
+
+#: Templates whose prompts depend on more than a conversation's first and last messages.
+WHOLE = {
+    "by number": CHATML.replace("<|im_start|>assistant\n{% endif", "<|im_start|>assistant {{ messages | length }}\n{% endif"),
+    "by length": CHATML.replace("<|im_start|>assistant\n{% endif", "<|im_start|>assistant\n{% if messages | length > 90 %}Late: {% endif %}{% endif"),
+    "by an early call": CHATML.replace(
+        "<|im_start|>assistant\n{% endif",
+        "<|im_start|>assistant\n{% if messages[4].name == 'Ana' %}Ana: {% endif %}{% endif",
+    ),
+}  # fmt: skip
+
+
+def long_talk(number: int) -> Conversation:
+    example = conversation(*[(("user", "assistant")[n % 2], f"turn {n}") for n in range(number)])
+    return replace(example, messages=[{**message, "name": "Ana"} if n == 4 else message
+                                      for n, message in enumerate(example.messages)])  # fmt: skip
+
+
+@pytest.mark.parametrize("template", WHOLE.values(), ids=WHOLE)
+def test_a_template_that_depends_on_all_messages_is_rendered_before_each_turn(
+    template: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row, of = long_talk(160), tokenizer(template)
+    found = Renderer(of, train_on_prompt=False).tokens(row)
+    monkeypatch.setattr(turns, "LONG", len(row.messages))
+    whole = Renderer(of, train_on_prompt=False).tokens(row)
+    assert (found.ids.tolist(), found.trained.tolist()) == (whole.ids.tolist(), whole.trained.tolist())
+    assert found.trained.any()
+
+
+def test_a_row_of_too_many_messages_for_such_a_template_is_refused() -> None:
+    row = long_talk(1024)
+    with pytest.raises(StageError, match=r"row 3: 1024 messages are too many .* at most 512 messages"):
+        Renderer(tokenizer(WHOLE["by number"]), train_on_prompt=False).tokens(row)
+    assert Renderer(tokenizer(CHATML), train_on_prompt=False).tokens(row).trained.any()
+    assert Renderer(tokenizer(WHOLE["by number"]), train_on_prompt=True).tokens(row).trained.all()
 
 
 def test_a_trimmed_content_is_found() -> None:

@@ -6,6 +6,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 
 @cache
@@ -46,13 +47,25 @@ def _without_none(annotation: Any) -> Any:
 def known_fields(model: type[BaseModel], location: Sequence[int | str]) -> tuple[str, ...]:
     """Returns the fields, as users write them, of the object at ``location`` below ``model``; () if there is no
     object."""
+    return tuple(_fields_at(model, location))
+
+
+def only_required_text(model: type[BaseModel], location: Sequence[int | str]) -> str | None:
+    """Returns the field that alone is required of the object at ``location`` below ``model``, and is a text; None if
+    there is none."""
+    required = [(name, field) for name, field in _fields_at(model, location).items() if field.is_required()]
+    (name, field) = required[0] if len(required) == 1 else ("", None)
+    return name if field and _without_none(field.annotation) is str else None
+
+
+def _fields_at(model: type[BaseModel], location: Sequence[int | str]) -> dict[str, FieldInfo]:
     current: type[BaseModel] | None = model
     for part in location:
         if isinstance(part, int):
             continue
         field = next((f for f in current.model_fields.values() if f.alias == part), None) if current else None
         current = model_within(field.annotation) if field else None
-    return tuple(field.alias or "" for field in current.model_fields.values()) if current else ()
+    return {field.alias or "": field for field in current.model_fields.values()} if current else {}
 
 
 def model_within(annotation: Any) -> type[BaseModel] | None:

@@ -9,9 +9,11 @@ from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
 from finetune_operator.api.numbers import canonical, unquoted
-from finetune_operator.api.paths import known_fields
+from finetune_operator.api.paths import known_fields, only_required_text
 
 _WORD = "letters, digits, '-', '_' and '.'"
+#: Text that YAML writes without quotes and reads as text.
+_PLAIN = re.compile(r"(?!(?:true|false|null|yes|no|on|off|[yn])$)[A-Za-z][-\w./]{0,63}", re.IGNORECASE)
 _LABEL = "lower-case letters, digits and '-', first and last none of '-'"
 #: Descriptions by pattern, each of which completes "must be …".
 FORMS: Mapping[str, str] = {
@@ -160,6 +162,9 @@ def worded(model: type[BaseModel], detail: ErrorDetails) -> tuple[str, str]:
             message = f"is {shown(actual)}, {words} {canonical(context[limit])}"
         case kind if kind in _REQUIRED:
             message, fix = _of_another_type(actual, _REQUIRED[kind])
+            name = only_required_text(model, location) if isinstance(actual, str) else None
+            if name and _REQUIRED[kind] == "an object":
+                fix = f"Write {{{name}: {actual if _PLAIN.fullmatch(actual) else '…'}}}."
     return message, fix
 
 

@@ -115,6 +115,24 @@ def test_a_bad_job_is_refused_with_the_path(document: dict[str, Any], path: str,
     assert said in faults[path]
 
 
+@pytest.mark.parametrize(
+    ("document", "path", "fix"),
+    [
+        (job(evaluation={"benchmarks": ["mmlu"]}), "spec.evaluation.benchmarks[0]", "Write {name: mmlu}."),
+        (job(evaluation={"benchmarks": ["a: b"]}), "spec.evaluation.benchmarks[0]", "Write {name: …}."),
+        (job(model={"huggingFace": "Qwen/Qwen3-8B"}), "spec.model.huggingFace", "Write {repo: Qwen/Qwen3-8B}."),
+        (job(model="Qwen/Qwen3-8B"), "spec.model", ""),
+        (job(evaluation={"benchmarks": [3]}), "spec.evaluation.benchmarks[0]", ""),
+    ],
+)  # fmt: skip
+def test_a_text_in_place_of_an_object_that_needs_one_text_is_refused_with_the_objects_form(
+    document: dict[str, Any], path: str, fix: str
+) -> None:
+    with pytest.raises(InvalidObject) as caught:
+        parse_job(document)
+    assert {fault.path: fault.fix for fault in caught.value.faults} == {path: fix}
+
+
 def test_a_list_whose_items_are_wrong_is_not_reported_as_empty() -> None:
     with pytest.raises(InvalidObject) as caught:
         parse_job(job(datasets={"train": [{"uri": "gs://bucket/a//b"}]}))

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -117,6 +118,20 @@ def test_training_that_stalls_is_restarted_and_charged(
     world.to_the_end()
     assert charged(world)["infrastructure"] == 1
     assert world.status["phase"] == "Succeeded"
+
+
+def test_a_step_before_the_jobset_was_created_shows_nothing_about_its_training() -> None:
+    """A clock or a file that is wrong does not end a training that has just started."""
+    world = World()
+    name = world.until(Stage.TRAIN)
+    world.train(name, 20)
+    assert world.progress is not None
+    world.progress = world.progress.model_copy(update={"updated": datetime(1, 1, 1, tzinfo=UTC)})
+    wait_step_by_step(world, 1700)
+    assert world.live() == [name]
+    wait_step_by_step(world, 200)
+    world.reconcile()
+    assert world.status["attempts"]["history"][-1]["reason"] == "StartupTimeout"
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from finetune_contract import Stage
-from tests.fuzz.folders import EXAMPLES, Change, contents
+from tests.fuzz.folders import EXAMPLES, Change, Mutation, Put, contents
 from tests.unit.reconcile.folder_oracle import FolderOracle
 from tests.unit.reconcile.folder_world import MOMENTS, FolderWorld, at
 
@@ -83,6 +83,9 @@ def figures() -> Iterator[None]:
     restarted=st.booleans(),
     changes=contents,
     steps=st.lists(st.sampled_from(sorted(STEPS)), max_size=4),
+)
+@example(  # a progress record from before the JobSet
+    moment="Train runs", restarted=False, changes=(Put("133", "own", (Mutation("like", 2063),)),), steps=[]
 )
 def test_the_status_says_something_true_of_any_content(
     moment: str, restarted: bool, changes: tuple[Change, ...], steps: list[str]

@@ -12,7 +12,7 @@ _NAME = 100
 #: Columns with the conversation in exports of chats.
 _EXPORTS = {"mapping": "ChatGPT's export", "chat_messages": "claude.ai's export"}
 #: Columns of the API that another one can stand for.
-_ALIKE = {"question": "prompt", "answer": "completion"}
+ALIKE = {"question": "prompt", "answer": "completion"}
 
 
 def format_advice(row: Mapping[str, Any], formats: Sequence[Sequence[str]]) -> str:
@@ -42,7 +42,7 @@ def likely(row: Mapping[str, Any], wanted: Sequence[str]) -> dict[str, str]:
     for ours in wanted:
         for name in sorted(row, key=lambda name: name.lower() != ours):
             known = known_name("column", name)
-            meant = known is not None and known.way in {ours, _ALIKE.get(ours)}
+            meant = known is not None and known.way in {ours, ALIKE.get(ours)}
             fits = _is_talk(row[name]) or (ours != "messages" and isinstance(row[name], str))
             if meant and name not in found.values() and fits:
                 found[ours] = name

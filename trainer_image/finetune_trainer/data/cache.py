@@ -16,7 +16,7 @@ from finetune_trainer.storage.contents import Held
 
 _LOG = logging.getLogger(__name__)
 #: Version of the preparation. Incremented when the same rows yield other tokens or the file format changes.
-_PREPARER = "6"
+_PREPARER = "7"
 _TOKENS, _INDEX = "tokens.bin", "index.npz"
 
 

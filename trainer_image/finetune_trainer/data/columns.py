@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from finetune_contract import DatasetSpec, ExitCode
-from finetune_trainer.data.advice import format_advice, kind, leave_out, quoted
+from finetune_trainer.data.advice import ALIKE, format_advice, kind, leave_out, quoted
 from finetune_trainer.data.shapes import COLUMNS, FORMATS, Format, Shape
 from finetune_trainer.data.unread import ABOUT, UnreadValues, characters, refused
 from finetune_trainer.errors import StageError
@@ -180,8 +180,12 @@ class ColumnReader:
         value = row.value[name]
         if way == "text" and "input" in self._names.may and isinstance(value, str):
             way = "input"  # a passage that the question is about
+        if way == "label" and self.shape.format is Format.TEXT and isinstance(value, str):
+            pair = f"prompt: {quoted(self._columns['text'])}, completion: {quoted(name)}"
+            return f"Train it as the answer: columns: {{{pair}}}"
         if not _may_be(way, value, answered):
             return ""
+        way = next((ours for ours in self._columns if ALIKE.get(ours) == way), way)
         if way in self._names.may:
             read = self._use(row).optional.get(way, ())
             now = next((column for column in read if not is_empty(row.value[column])), None)

@@ -129,7 +129,7 @@ class MessageReader:
         if not keys.plain:  # Parquet fills absent keys with null.
             message = {name: value for name, value in message.items() if value is not None}
             keys = self._keys(tuple(message))
-        role = self._role(message.get(keys.role), number, place)
+        role = self._role(message.get(keys.role), keys.role, number, place)
         content = message.get(keys.contents[0]) if keys.plain else self._content(message, keys, number, place)
         if keys.plain and isinstance(content, str) and role != _CALL:
             return {"role": role, "content": content}
@@ -215,7 +215,7 @@ class MessageReader:
             kept=kept,
         )
 
-    def _role(self, role: object, number: int, place: RowLocation) -> str:
+    def _role(self, role: object, key: str, number: int, place: RowLocation) -> str:
         if not isinstance(role, str):
             raise place.mismatch(
                 f"message {number} has no role",
@@ -223,6 +223,11 @@ class MessageReader:
                 actual="nothing" if role is None else kind(role),
             )
         standard = _standard(role, self._roles)
+        if standard is None and key == "type":  # of a part, or of an item that is no message
+            raise place.mismatch(
+                f'message {number} has no role, and its type "{shown(role)}" is none',
+                f"Give it one of {', '.join(ROLES)} as role, or remove it.",
+            )
         if standard is None:
             raise place.mismatch(
                 f'role "{shown(role)}" of message {number} is not one of {", ".join(ROLES)}',

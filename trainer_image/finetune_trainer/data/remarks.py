@@ -5,6 +5,7 @@ from typing import Any
 
 from finetune_contract import DatasetDetails, DatasetReport, Leak, Remark, StageRequest
 from finetune_trainer.data.examples import Examples
+from finetune_trainer.data.messages import KEYS
 from finetune_trainer.data.shapes import Format
 from finetune_trainer.data.unread import ABOUT
 from finetune_trainer.tokens.notes import ROOM, Note
@@ -133,8 +134,15 @@ def of_unread(described: Sequence[DatasetDetails], ignored: Mapping[str, Sequenc
     """
     for details in described:
         name = details.report.name
-        texts = [value.name for value in details.unread if value.text and not value.ignored]
+        names = [value.name for value in details.unread if value.text and not value.ignored]
+        keys = [each for each in names if each.startswith(KEYS)]
+        texts = [each for each in names if each not in keys]
         more_than_texts = [text for text in texts if text.lower() not in ABOUT]
+        if keys:
+            yield note(
+                f"{name}: nothing reads the texts of {_listed(keys)}, of which the chat template reads none. If one "
+                "belongs to its turn, write it into the content."
+            )
         if details.report.format == Format.TEXT and more_than_texts:
             yield problem(
                 f"{name}: every row is trained as one text, and nothing reads {', '.join(more_than_texts[:_NAMES])}. "
@@ -142,10 +150,9 @@ def of_unread(described: Sequence[DatasetDetails], ignored: Mapping[str, Sequenc
                 "under columns.ignore."
             )
         elif texts:
-            more = f" and {len(texts) - _NAMES:,} more" if len(texts) > _NAMES else ""
             yield note(
-                f"{name}: nothing reads the texts of {', '.join(texts[:_NAMES])}{more}. If one of them belongs to the "
-                "prompt or the answer, map it with columns."
+                f"{name}: nothing reads the texts of {_listed(texts)}. If one of them belongs to the prompt or the "
+                "answer, map it with columns."
             )
         numbers = [value.name for value in details.unread if not value.text and not value.ignored]
         if numbers := [number for number in numbers if number.lower() not in ABOUT]:
@@ -158,6 +165,11 @@ def of_unread(described: Sequence[DatasetDetails], ignored: Mapping[str, Sequenc
         seen = {value.name for value in details.unread if value.ignored}
         if unseen := [column for column in ignored.get(name, ()) if column not in seen]:
             yield note(f"{name}: columns.ignore lists {', '.join(unseen)}, which does not occur.")
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMES:,} more" if len(names) > _NAMES else ""
+    return ", ".join(names[:_NAMES]) + more
 
 
 def of_width(request: StageRequest, width: int, context_length: int) -> Iterator[Remark]:

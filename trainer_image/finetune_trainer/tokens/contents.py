@@ -152,9 +152,13 @@ _ENDS = (
     "<end_of_turn>",
     "<|end|>",
     "<|eot|>",
+    "<|end_of_turn|>",
+    "<eoa>",
 )
 #: Placeholders of media, as LLaMA-Factory, ms-swift and LLaVA write them into prompts.
 _PLACEHOLDER = re.compile(r"<(?:image|video|audio)>")
+#: What templates write into messages of a role around functions and the results of calls (Hermes, Qwen, Nemotron …).
+_WRITTEN = {"system": "<tools>", "tool": "<tool_response>"}
 
 
 class Contents:
@@ -167,6 +171,8 @@ class Contents:
         self, tokenizer: Tokenizer, controls: ControlTokens, generation_prompt: str, train_on_prompt: bool
     ) -> None:
         self._within, self._all = controls.within, train_on_prompt
+        template = str(tokenizer.chat_template)
+        self._written = {role: tag for role, tag in _WRITTEN.items() if tag in template}
         self._bos, self._eos = tokenizer.bos_token or "", tokenizer.eos_token or ""
         ends = {self._bos, self._eos}
         #: Special tokens with which the model's own template opens a turn.
@@ -182,9 +188,20 @@ class Contents:
         asked = [message["content"] for message in example.messages if message["role"] == "user"]
         last = example.messages[-1]["content"]
         more = [*_of_prompts(asked), *_of_answer(last)]
+        if self._written and self._tools_twice(example):
+            more.append(Note.TOOLS_TWICE)
         if any(map(holds_template, asked[:1])) or self._ends_otherwise(last):
             return [Note.RENDERED, *self._named(said - {False}), *more]
         return [*self._named(said | {False} if self._within(example.tools or ()) else said), *more]
+
+    def _tools_twice(self, example: Conversation) -> bool:
+        """Whether a content has what the template writes there, too; tools only if it receives them."""
+        return any(
+            (tag := self._written.get(message["role"])) is not None
+            and tag in message["content"]
+            and (example.tools or message["role"] == "tool")
+            for message in example.messages
+        )
 
     def of_pair(self, pair: TextPair, *, joined: bool) -> list[str]:
         """Returns notes on a prompt and its completion as texts.

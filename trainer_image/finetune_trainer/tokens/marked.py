@@ -15,6 +15,9 @@ from finetune_trainer.tokens.chat import Chat, Message, Tools
 
 #: Markers are private-use characters, which no template strips or matches.
 _OPEN, _CLOSE = "\ue000", "\ue001"
+#: Number of messages beyond which what follows a content may be taken from a shorter conversation, and the number of
+#: messages that it ends with.
+LONG, _LAST = 64, 16
 #: Maximum number of cached renderings and of their characters: each contains the row's tools twice.
 _MOST_KEPT, _MOST_CHARACTERS = 4096, 32 * 2**20
 
@@ -30,6 +33,8 @@ class TemplateRow(NamedTuple):
     tools: Tools
     tools_key: str = ""
     """The tools as text, for keys of caches."""
+    local: bool = False
+    """Whether what follows a content depends only on the row's first messages and the last ones before it."""
 
 
 class PromptTexts(NamedTuple):
@@ -81,22 +86,48 @@ class MarkedChat:
                 return PromptTexts(*(self.tail(before, row, asking=asking) for asking in (False, True)))
         return PromptTexts("", "")
 
+    def is_local(self, messages: Sequence[Message], row: TemplateRow) -> bool:
+        """Whether the texts around turns of a long conversation are those of its first and last messages alone.
+
+        They are compared with those of all messages before the last turn, and before turns at a half, a quarter … of
+        the conversation: what a template derives from the number of messages, or from all of them, shows there.
+        """
+        past, local = len(messages), row._replace(local=True)
+        while past > LONG:
+            turn = next((n for n in reversed(range(past)) if messages[n]["role"] == "assistant"), 0)
+            before = messages[:turn]
+            if self.prompt(before, row) != self.prompt(before, local):
+                return False
+            answered = [*before, {"role": "assistant", "content": ""}]
+            if self._closing(answered, row) != self._closing(answered, local):
+                return False
+            past //= 2
+        return True
+
+    def _closing(self, messages: Sequence[Message], row: TemplateRow) -> str | None:
+        with contextlib.suppress(StageError):
+            return self.tail(messages, row)
+        return None
+
     def tail(self, messages: Sequence[Message], row: TemplateRow, *, asking: bool = False) -> str:
         """Returns the text after the last content, which is not that of a message with more than content.
 
         It is rendered once for each shape of conversation: what earlier messages say does not change it, and to render
         the messages before each turn takes time that is quadratic in their number. Raises as ``rendered`` does.
         """
+        messages = near(messages, row)
         last = {name: value for name, value in messages[-1].items() if name != "content"}
         key = (tuple(map(_shape, messages)), json.dumps(last) + row.tools_key, asking)
-        tail = self._tails.get(key)
+        # The tail of a split message begins with the second half of its content.
+        split = any(isinstance(message, Split) for message in messages)
+        tail = None if split else self._tails.get(key)
         if tail is None:
             real = frozenset(
                 n for n, message in enumerate(messages) if message["role"] == "assistant" and len(message) > 2
             )
             tail = self.rendered(messages, row, real=real, asking=asking)[-1]
-            if not any(isinstance(message, Split) for message in messages):
-                self._make_room(len(key[1]) + len(tail))
+            if not split:
+                self._make_room(len(key[0]) + len(key[1]) + len(tail))
                 self._tails[key] = tail
         return tail
 
@@ -113,7 +144,7 @@ class MarkedChat:
         around = self._arounds.get(key)
         if around is None:
             around = Around(self.rendered(messages, row), {}, {})
-            self._make_room(len(row.tools_key) + sum(map(len, around.gaps)))
+            self._make_room(len(roles) + len(row.tools_key) + sum(map(len, around.gaps)))
             self._arounds[key] = around
         return around
 
@@ -134,17 +165,32 @@ class MarkedChat:
             each if number in real else {**each, "content": _marked(each, f"{_OPEN}{number}{_CLOSE}")}
             for number, each in enumerate(messages)
         ]
-        rest = self._chat.render(marked, row.place, tools=row.tools, asking=asking)
+        text = self._chat.render(marked, row.place, tools=row.tools, asking=asking)
         pieces: list[str] = []
+        past = 0
         for number in range(len(messages)):
             if number in real:
                 continue
-            before, marker, rest = rest.partition(f"{_OPEN}{number}{_CLOSE}")
-            if not marker:
+            marker = f"{_OPEN}{number}{_CLOSE}"
+            begin = text.find(marker, past)
+            if begin < 0:
                 raise left_out(messages, number, row.place)
-            pieces.append(before)
-        pieces.append(rest)
+            pieces.append(text[past:begin])
+            past = begin + len(marker)
+        pieces.append(text[past:])
         return pieces
+
+
+def near(messages: Sequence[Message], row: TemplateRow) -> Sequence[Message]:
+    """Returns the messages on which the text after them depends: of a long, ``local`` row those up to the user's first
+    one, and the last ones from a turn of the assistant on; otherwise all.
+    """
+    if not row.local or len(messages) <= LONG:
+        return messages
+    first = next((n for n, message in enumerate(messages) if message["role"] == "user"), 0) + 1
+    last = range(len(messages) - _LAST, first, -1)
+    start = next((n for n in last if messages[n]["role"] == "assistant"), first)
+    return [*messages[:first], *messages[start:]]
 
 
 def _shape(message: Message) -> str:

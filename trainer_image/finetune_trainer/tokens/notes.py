@@ -44,6 +44,11 @@ class Note(StrEnum):
         "the chat template renders no tools", "Problem",
         "The model does not see them. Set datasets.chatTemplate to one that renders them.",
     )  # fmt: skip
+    TOOLS_TWICE = _Said(
+        "a system message has the tools, or a tool's message the tags, that the chat template writes there", "Problem",
+        "Both are rendered, and a server writes them once. Remove <tool_response> from the results. Leave the tools "
+        "of the row out on purpose (columns: {{ignore: [tools]}}), or remove <tools> from the system message.",
+    )  # fmt: skip
     ASKED_OTHERWISE = _Said(
         "the prompt for the last answer differs from the text before it in the row", "Problem",
         "The prompt that the chat template writes when the model is used opens or omits reasoning, and the row does "

@@ -18,7 +18,19 @@ from typing import Self
 from finetune_trainer.errors import StageError
 from finetune_trainer.readers.row_location import RowLocation
 from finetune_trainer.tokens.chat import SHORTEST, Chat, Message, Tokenizer, Tools
-from finetune_trainer.tokens.marked import Around, MarkedChat, PromptTexts, Split, TemplateRow, left_out
+from finetune_trainer.tokens.marked import (
+    LONG,
+    Around,
+    MarkedChat,
+    PromptTexts,
+    Split,
+    TemplateRow,
+    left_out,
+    near,
+)
+
+#: Maximum number of messages if all of them have to be rendered before each turn.
+_MOST = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +70,9 @@ class TurnFinder:
         Raises ``StageError`` 65 if the template omits or moves a message.
         """
         row = TemplateRow(place, tools, json.dumps(tools) if tools else "")
+        if len(messages) > LONG:
+            row = row._replace(local=self._marked.is_local(messages, row))
+        _require_few(messages, row)
         answers = frozenset(n for n, message in enumerate(messages) if message["role"] == "assistant")
         if all(len(messages[n]) == 2 for n in answers):
             around = self._marked.around(messages, row)  # raises if the template omits a message
@@ -70,6 +85,8 @@ class TurnFinder:
         except StageError:
             # Templates may depend on contents, as Qwen3's on tool results in a user's message.
             split = [message if n in answers else Split(message) for n, message in enumerate(messages)]
+            row = row._replace(local=False)  # which was found out without the contents
+            _require_few(messages, row)
             with contextlib.suppress(StageError):
                 return self._located(text, split, row, self._marked.around(split, row, real=answers), answers)
             raise
@@ -182,9 +199,10 @@ class TurnFinder:
             end = max(begin, len(gap) - len(around.gaps[number + 1]))
             closed = end + self._closing(number, around, bare, row)
             return Turn(begin=begin, end=end, closed=closed, departs=departs)
-        real = frozenset(n for n in range(number + 1) if messages[n]["role"] == "assistant")
+        until = near(messages[: number + 1], row)
+        real = frozenset(n for n, message in enumerate(until) if message["role"] == "assistant")
         try:
-            whole = self._marked.rendered(messages[: number + 1], row, real=real)[-1]
+            whole = self._marked.rendered(until, row, real=real)[-1]
         except StageError:
             whole = ""
         if not whole or not gap.startswith(whole):
@@ -227,6 +245,16 @@ class TurnFinder:
         encoded = self._tokenizer(asking, add_special_tokens=False, return_offsets_mapping=True)
         begin = max((past for _, past in encoded["offset_mapping"] if past <= shared), default=0)
         return begin, bool(asking[same:].strip())
+
+
+def _require_few(messages: Sequence[Message], row: TemplateRow) -> None:
+    """Raises ``StageError`` 65 if all messages before each of too many turns would have to be rendered."""
+    if not row.local and len(messages) > _MOST:
+        raise row.place.mismatch(
+            f"{len(messages)} messages are too many for this chat template, which derives what it writes around a turn "
+            "from all messages before it",
+            f"Divide the conversation into rows of at most {_MOST} messages, or set method.sft.trainOnPrompt.",
+        )
 
 
 def _end_of(text: str, position: int, content: str, closing: str, *, last: bool, changed: bool) -> int | None:

@@ -169,8 +169,9 @@ def progress_of(attempt: Attempt, progress: Progress | None) -> Progress | None:
 
 def stepped(attempt: Attempt, progress: Progress | None) -> bool:
     """Whether training has completed a step in the attempt's current run."""
-    own, resumed = progress_of(attempt, progress), attempt.resumed_at
-    if own is None or (resumed and own.updated < resumed):
+    own, jobset = progress_of(attempt, progress), attempt.jobset
+    began = jobset and (jobset.resumed_at or jobset.creation_timestamp)
+    if own is None or (began and own.updated < began):
         return False
     earlier = attempt.written.result if attempt.written and attempt.files and not attempt.result else None
     begun = last_start(attempt.pods)
