@@ -155,6 +155,27 @@ def test_a_ledger_that_is_away_holds_up_nothing_and_gets_everything_later() -> N
     assert "pending" not in world.status["ledger"]
 
 
+def test_what_runs_past_midnight_counts_on_the_day_before_although_an_end_is_due_since_then() -> None:
+    world = made()
+    world.now = datetime(2026, 11, 30, 20, tzinfo=UTC)
+    world.ledger_away = True
+    name = world.until(Stage.TRAIN)
+    work(world, name, 3)
+    work(world, name, 2)
+    world.ledger_away = False
+    work(world, name, 1)
+    (train,) = of(world, Stage.TRAIN)
+    assert (train.day, train.outcome, train.chip_hours) == (
+        date(2026, 11, 30),
+        LedgerOutcome.RUNNING,
+        5 * CHIPS,
+    )
+    assert "pending" not in world.status["ledger"]
+    world.succeed(name)
+    world.to_the_end()
+    assert [each.chip_hours for each in of(world, Stage.TRAIN)] == [5 * CHIPS, CHIPS]
+
+
 def test_a_job_that_ended_while_the_ledger_was_away_is_recorded_later() -> None:
     world = made()
     name = world.until(Stage.TRAIN)

@@ -10,6 +10,7 @@ part of the next record's name. After a crash in between, the same name is decid
 as it is stored, and what it lacks is due as the next one.
 """
 
+from collections.abc import Sequence
 from datetime import date, datetime
 from itertools import islice
 from typing import Any
@@ -61,7 +62,8 @@ def due_records(
     if step.stages is None:
         ended = status.is_true(ConditionType.FINISHED)
         return closing_records(observation.job, observation.now) if ended else None
-    found = _of_ended(observation, step.stages, status) or _of_the_day(observation, step.stages, status)
+    ended = _of_ended(observation, step.stages, status)
+    found = ended + _of_the_day(observation, step.stages, status, ended)
     if not found and isinstance(step.action, Finish):
         return _rest(observation.job, status, observation.status, observation.now)
     return found
@@ -203,17 +205,19 @@ def _of_attempt(
 
 
 def _of_the_day(
-    observation: Observation, stages: JobStages, status: FineTuneJobStatus
+    observation: Observation, stages: JobStages, status: FineTuneJobStatus, ended: Sequence[LedgerRecord]
 ) -> tuple[LedgerRecord, ...]:
     """Returns the record of a live attempt if the status is the first of a day: its usage up to the last status of the
-    day before. If it could not be written then, it is due until it is."""
+    day before, apart from the records of what has ended. If it could not be written then, it is due until it is."""
     stored, live = observation.status, stages.live
     if live is None or stored.active_time is None or status.active_time is None:
         return ()
     if status.active_time.as_of.date() <= _day(observation.job, stored, observation.now):
         return ()
     used = Amounts.of(stored.cost) - Amounts.of(stored.ledger)
-    sequence = recorded_count(status) + 1
+    for record in ended:
+        used -= Amounts.of_record(record)
+    sequence = recorded_count(status) + len(ended) + 1
     return (_of_attempt(observation, stages, status, live, used, sequence=sequence),) if used else ()
 
 
