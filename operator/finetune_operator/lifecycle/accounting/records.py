@@ -60,8 +60,8 @@ def due_records(
     if observation.ledger is None or (isinstance(step.action, Delete) and step.action.status_first):
         return None
     if step.stages is None:
-        ended = status.is_true(ConditionType.FINISHED)
-        return closing_records(observation.job, observation.now) if ended else None
+        finished = status.is_true(ConditionType.FINISHED)
+        return closing_records(observation.job, observation.now) if finished else None
     ended = _of_ended(observation, step.stages, status)
     found = ended + _of_the_day(observation, step.stages, status, ended)
     if not found and isinstance(step.action, Finish):
