@@ -121,12 +121,19 @@ def test_a_deletion_that_no_operator_observes_is_counted_at_the_next_start(
 
 def test_a_job_shows_what_past_trainings_of_its_namespace_took(double: LocalCluster, namespace: str) -> None:
     trained = TrainedSteps(
-        start_step=0, end_step=100, method="SFT", lora=False, max_seq_length=64, global_batch_size=8
+        start_step=0,
+        end_step=100,
+        attempts=1,
+        seconds=500,
+        method="SFT",
+        lora=False,
+        max_seq_length=64,
+        global_batch_size=8,
     )
     past = LedgerRecord(
         day=datetime.now(UTC).date(), namespace=namespace, job="earlier", uid="earlier", stage=Stage.TRAIN, number=1,
         outcome=LedgerOutcome.SUCCEEDED, end=datetime.now(UTC), model="file:///models/tiny", tpu="v6e-8", chips=8,
-        seconds=500, chip_hours=round(Decimal(500 * 8) / 3600, 6), trained=trained,
+        sequence=1, trained=trained,
     )  # fmt: skip
     file = Path(record_uri(str(double.state.ledger), past))
     file.parent.mkdir(parents=True)

@@ -335,6 +335,8 @@ class RecordedAttempt(ApiModel):
 class LedgerStatus(ApiModel):
     """Part of the job's usage that the operator's ledger contains."""
 
+    records: NonNegative = 0
+    """Number of records that the ledger contains of the job."""
     chip_hours: Decimal
     """Recorded part of cost.chipHours."""
     amount: Decimal | None = None
@@ -342,6 +344,6 @@ class LedgerStatus(ApiModel):
     attempts: Annotated[tuple[RecordedAttempt, ...], Field(max_length=8), list_map("stage")] | None = None
     """Newest recorded attempt of each stage; earlier ones are recorded, too. Absent: none."""
     pending: NonNegative | None = None
-    """Number of ended attempts that could not be recorded yet. Absent: 0."""
+    """Number of records that could not be written yet. Absent: 0."""
     pending_day: date | None = None
-    """Day (UTC) on which usage counts that could not be recorded yet. Absent: there is none."""
+    """Day (UTC) on which their usage counts. Absent: there are none."""

@@ -9,7 +9,7 @@ from finetune_contract import Stage
 from finetune_operator.artifacts.port import RecordStore, StorageError
 from finetune_operator.artifacts.shared_store import SharedStore, blocking_stores
 from finetune_operator.cli.errors import CliError
-from finetune_operator.planning.estimate.past_runs import DAYS, PastTrainings, TrainingRecords
+from finetune_operator.planning.estimate.past_runs import DAYS, PastTrainings
 from finetune_operator.reconcile.ledger_reader import LedgerReader
 
 _LEDGER = re.compile(r"gs://[a-z0-9]\S*|file:///\S+")
@@ -52,5 +52,4 @@ async def past_trainings(store: RecordStore, ledger: str, today: date) -> PastTr
     reader = LedgerReader(store, ledger)
     with ledger_errors("Without --ledger, finetune plan shows no past runs."):
         since = today - timedelta(days=DAYS)
-        records = [record async for record in reader.records(since, today, stage=Stage.TRAIN)]
-        return TrainingRecords(records).trainings()
+        return PastTrainings([record async for record in reader.records(since, today, stage=Stage.TRAIN)])

@@ -1,12 +1,12 @@
-"""Where the records of a ledger are: ``<ledger>/v1/<day>/<namespace>/<uid>/<stage>-<number>[.<restart>].json``.
+"""Where a ledger has its records: ``<ledger>/v1/<day>/<namespace>/<uid>/<stage>-<number>[.<restart>]-<sequence>.json``.
 
-A name depends only on the job, its attempt and the day, and the day only on the job as it is stored. So a record that
-is written again after a crash has the same name, and an object of that name is never replaced.
+A name depends only on the job as it is stored, and on what has ended since. So a record that is written again after a
+crash has the same name, and an object of that name is never replaced.
 """
 
 from datetime import date
 
-from finetune_operator.ledger.record import LedgerOutcome, LedgerRecord
+from finetune_operator.ledger.record import LedgerRecord
 
 
 def day_folder(ledger: str, day: date, namespace: str | None = None) -> str:
@@ -18,8 +18,7 @@ def day_folder(ledger: str, day: date, namespace: str | None = None) -> str:
 def record_uri(ledger: str, record: LedgerRecord) -> str:
     """Returns the URI of a record."""
     restart = f".{record.restart}" if record.restart else ""
-    kind = "-correction" if record.outcome is LedgerOutcome.CORRECTION else ""
-    name = f"{record.stage.short}-{record.number}{restart}{kind}.json"
+    name = f"{record.stage.short}-{record.number}{restart}-{record.sequence}.json"
     return f"{day_folder(ledger, record.day, record.namespace)}/{record.uid}/{name}"
 
 

@@ -26,10 +26,6 @@ class Month:
         return date(self.year, self.number, 1)
 
     @property
-    def last(self) -> date:
-        return self.end.date() - timedelta(days=1)
-
-    @property
     def previous(self) -> Self:
         return type(self).of(self.first - timedelta(days=1))
 

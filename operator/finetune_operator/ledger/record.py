@@ -39,13 +39,7 @@ class LedgerOutcome(StrEnum):
     DELETED = "Deleted"
     """The job was deleted while the attempt ran."""
     RUNNING = "Running"
-    """The attempt continues: the record contains its usage up to the end of a day."""
-    CORRECTION = "Correction"
-    """Usage that became known after the job's last attempt had been recorded."""
-
-
-#: Outcomes of records that do not end an attempt.
-UNFINISHED: Final = (LedgerOutcome.RUNNING, LedgerOutcome.CORRECTION)
+    """The record ends no attempt: its attempt runs past midnight, or usage became known after its end was recorded."""
 
 
 class _Stored(BaseModel):
@@ -57,13 +51,17 @@ class _Stored(BaseModel):
 
 
 class TrainedSteps(_Stored):
-    """The optimizer steps of an attempt of Train, and what determines their size. With the model, the slice and the
-    running time of its records, it says how long a step of such a training takes."""
+    """What a job's training has made until the end of an attempt, in which time, and what determines the size of a
+    step. With model and slice, it says how long a step of such a training takes."""
 
     start_step: Annotated[int, Field(ge=0)]
-    """Steps of the job that were done and saved when the attempt began."""
+    """Steps that were done and saved when the job's training began: 0, unless it continues another one."""
     end_step: Annotated[int, Field(ge=0)]
     """The last step of the attempt, as the trainer reports it."""
+    attempts: Annotated[int, Field(ge=1)]
+    """Number of attempts of Train until then."""
+    seconds: Annotated[int, Field(ge=0)]
+    """Running time of these attempts."""
     method: Annotated[str, Field(max_length=32)]
     lora: bool
     """Whether an adapter is trained; else all weights are."""
@@ -96,6 +94,8 @@ class LedgerRecord(_Stored):
     """Number of the attempt's JobSet."""
     restart: Annotated[int, Field(ge=0)] = 0
     """Number of earlier restarts of that JobSet."""
+    sequence: Annotated[int, Field(ge=1)]
+    """Position among the records of the job, from 1."""
     outcome: LedgerOutcome
     failure_class: Annotated[FailureClass | None, Field(alias="class")] = None
     reason: Annotated[str, Field(max_length=128)] = ""
@@ -116,12 +116,13 @@ class LedgerRecord(_Stored):
     cost: Amount | None = None
     """None if the job's cost is unknown, because the profile has no price."""
     trained: TrainedSteps | None = None
-    """Set in the record that ends an attempt of Train whose steps are known."""
+    """Set in the record that ends an attempt of Train whose steps are known, if all of its attempts have used as many
+    chips."""
 
     @property
     def ends_attempt(self) -> bool:
         """Whether the attempt has ended; there is at most one such record of each attempt."""
-        return self.outcome not in UNFINISHED
+        return self.outcome is not LedgerOutcome.RUNNING
 
     def to_json(self) -> bytes:
         """Returns the record as it is stored."""

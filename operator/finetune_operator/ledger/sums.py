@@ -3,8 +3,9 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 
+from finetune_operator.ledger.amounts import amount, reported
 from finetune_operator.ledger.record import LedgerRecord
 from finetune_operator.objects import Object
 
@@ -87,8 +88,8 @@ def item_of_status(job: Object) -> CostItem | None:
         labels=_part(metadata, "labels"),
         capacity=str(_part(resolved, "resources").get("capacity", "")),
         attempts=attempts if isinstance(attempts, int) else 0,
-        chip_hours=_decimal(cost.get("chipHours")) or Decimal(0),
-        cost=_decimal(cost.get("amount")),
+        chip_hours=amount(cost.get("chipHours")),
+        cost=reported(cost.get("amount")),
         currency=str(cost.get("currency", "")),
     )
 
@@ -107,11 +108,3 @@ def summed(items: Iterable[CostItem], group: Callable[[CostItem], str]) -> tuple
 def _part(found: Object, key: str) -> Object:
     value = found.get(key)
     return value if isinstance(value, Mapping) else {}
-
-
-def _decimal(text: object) -> Decimal | None:
-    try:
-        amount = Decimal(text) if isinstance(text, str) else None
-    except InvalidOperation:
-        return None
-    return amount if amount is not None and amount.is_finite() else None

@@ -68,12 +68,12 @@ def _decide(observation: Observation) -> Decision:
         )
     status = job_status(observation, step)
     ledger = due_records(observation, step, status)
-    if observation.ledger is not None:
+    if ledger is not None:
         status = with_records(status, ledger)
     return Decision(
         action=step.action,
         status=status,
-        ledger=ledger,
+        ledger=ledger or (),
         events=job_events(changes(observation.status, status)) + step.events,
         obsolete=step.obsolete,
         requeue_after=step.requeue_after,

@@ -64,7 +64,6 @@ class Applier:
         cache: receives what the operator writes.
         created: called with each JobSet after its creation, as it is stored.
         changed: called after each write of a job's status, with the job as it was before.
-        pruned: called if the API server has not stored ``status.ledger``, which its older CRD lacks.
         unwritten: called with a job and the status that the API server has not taken.
     """
 
@@ -77,12 +76,10 @@ class Applier:
         *,
         created: Callable[[Object], None] = lambda _: None,
         changed: Callable[[Object, Changes], None] = lambda *_: None,
-        pruned: Callable[[], None] = lambda: None,
         unwritten: Callable[[Object], None] = lambda _: None,
     ) -> None:
         self._unwritten = unwritten
         self._changed = changed
-        self._pruned = pruned
         self._cluster = cluster
         self.plans = plans
         self._store = store
@@ -201,8 +198,6 @@ class Applier:
             self._unwritten({**job, "status": document})
             raise
         self._cache.wrote(JOBS, written)
-        if "ledger" in document and "ledger" not in (written.get("status") or {}):
-            self._pruned()
         self._changed(job, changes(before, status))
 
     async def _delete(self, job: Object, deletions: Sequence[Deletion]) -> None:

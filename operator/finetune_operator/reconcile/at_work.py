@@ -11,7 +11,7 @@ from asyncio import sleep
 from collections.abc import Callable
 
 from finetune_operator.cluster.port import CONFIG_MAPS, ClusterError, KubernetesClient, NotFound
-from finetune_operator.lifecycle.accounting.job_usage import job_usage
+from finetune_operator.ledger.job_usage import job_usage
 from finetune_operator.objects import Object
 
 log = logging.getLogger(__name__)

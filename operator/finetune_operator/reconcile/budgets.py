@@ -9,18 +9,19 @@ import asyncio
 import logging
 from asyncio import sleep
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import date, datetime, timedelta
+from functools import partial
 
 from finetune_contract import Stage
 from finetune_operator.artifacts.port import RecordStore, StorageError
 from finetune_operator.artifacts.tenant_shares import calls_for_tenant
 from finetune_operator.ledger.month import Month, MonthlyBudget
+from finetune_operator.ledger.month_usage import MonthUsage, ProfileUsage
 from finetune_operator.ledger.record import LedgerRecord
-from finetune_operator.lifecycle.accounting.month_usage import MonthUsage, ProfileUsage
 from finetune_operator.objects import Object
 from finetune_operator.planning import Refused, StoredPlan
-from finetune_operator.planning.estimate.past_runs import DAYS, PastTrainings, TrainingRecords
+from finetune_operator.planning.estimate.past_runs import DAYS, PastTrainings
 from finetune_operator.planning.merge import lookup
 from finetune_operator.reconcile.at_work import AtWork
 from finetune_operator.reconcile.ledger_reader import LedgerReader
@@ -72,7 +73,7 @@ class TrainingTimes:
     """What steps have taken in past trainings, by the ledger: of all namespaces that this process follows."""
 
     def __init__(self) -> None:
-        self._namespaces: defaultdict[str, TrainingRecords] = defaultdict(TrainingRecords)
+        self._namespaces: defaultdict[str, PastTrainings] = defaultdict(PastTrainings)
         self._places = asyncio.Semaphore(_TRAININGS_AT_ONCE)
 
     def recorded(self, record: LedgerRecord) -> None:
@@ -80,31 +81,20 @@ class TrainingTimes:
         self._namespaces[record.namespace].add(record)
 
     def of(self, namespace: str) -> PastTrainings:
-        """Returns the namespace's past trainings, as far as they are known."""
-        return self._namespaces[namespace].trainings()
+        """Returns the namespace's past trainings, as far as they are known. Later ones are added to them."""
+        return self._namespaces[namespace]
 
     async def read(self, namespace: str, reader: LedgerReader, today: date) -> None:
         """Reads the namespace's trainings of the last days, once. Nothing waits for them."""
-        since = today - timedelta(days=DAYS)
-        while True:
-            try:
-                async with self._places:
-                    with calls_for_tenant(namespace):
-                        async for record in reader.records(since, today, namespace, stage=Stage.TRAIN):
-                            self.recorded(record)
-            except StorageError as error:
-                log.warning(
-                    "the ledger cannot be read; past trainings of %s are unknown: %s", namespace, error
-                )
-                await sleep(_LONGEST_PAUSE)
-            except Exception:
-                # They are for information only: nothing else may end.
-                log.exception(
-                    "internal error while reading the ledger; past trainings of %s are unknown", namespace
-                )
-                return
-            else:
-                return
+
+        async def read() -> None:
+            async with self._places:
+                with calls_for_tenant(namespace):
+                    since = today - timedelta(days=DAYS)
+                    async for record in reader.records(since, today, namespace, stage=Stage.TRAIN):
+                        self.recorded(record)
+
+        await _until_read(read, f"the past trainings of {namespace}")
 
 
 class Budgets:
@@ -129,8 +119,8 @@ class Budgets:
     ) -> None:
         self._at_work = at_work
         self._unobserved_until = unobserved_until
-        self._store = store
-        self._uri = uri
+        self._reader = LedgerReader(store, uri) if uri is not None else None
+        self._places = asyncio.Semaphore(_AT_ONCE)
         self._utc_now = utc_now
         self._usage = MonthUsage()
         self._times = TrainingTimes()
@@ -213,60 +203,61 @@ class Budgets:
 
         ``known`` is called with a namespace when its usage in the present month has become known.
         """
-        if self._uri is None:
+        if self._reader is None:
             await asyncio.Event().wait()
             return
-        reader, places = LedgerReader(self._store, self._uri), asyncio.Semaphore(_AT_ONCE)
         async with asyncio.TaskGroup() as group:
-            informed: set[str] = set()
-
-            def now_known(namespace: str) -> None:
-                known(namespace)
-                # After the month's records, on which stages may wait.
-                if namespace not in informed:
-                    informed.add(namespace)
-                    group.create_task(self._times.read(namespace, reader, self._utc_now().date()))
-
             while True:
-                group.create_task(self._follow(await self._found.get(), reader, places, now_known))
+                group.create_task(self._follow(await self._found.get(), self._reader, known, group))
 
     async def _follow(
-        self, namespace: str, reader: LedgerReader, places: asyncio.Semaphore, known: Callable[[str], None]
+        self, namespace: str, reader: LedgerReader, known: Callable[[str], None], group: asyncio.TaskGroup
     ) -> None:
         """Reads the records of one namespace, and again those of each new month."""
-        pause, complete = _FIRST_PAUSE, None
+        past: asyncio.Task[None] | None = None
         while True:
-            month = Month.of(self._utc_now())
-            if month == complete:
-                left = (month.end - self._utc_now()).total_seconds()
-                await sleep(min(_LOOK_SECONDS, max(1.0, left)))
-                continue
-            try:
-                async with places:
-                    await self._read(namespace, month, reader)
-            except Exception as error:
-                # What is not known delays stages that would start, and ends nothing.
-                if isinstance(error, StorageError):
-                    log.warning("the ledger cannot be read; the usage of %s is unknown: %s", namespace, error)
-                else:
-                    log.exception(
-                        "internal error while reading the ledger; the usage of %s is unknown", namespace
-                    )
-                self._namespaces[namespace] = False
-                await sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
-                continue
-            pause, complete = _FIRST_PAUSE, month
+            month = await _until_read(
+                partial(self._read, namespace, reader),
+                f"the usage of {namespace}",
+                failed=lambda: self._namespaces.update({namespace: False}),
+            )
             self._namespaces[namespace] = True
             known(namespace)
+            if past is None:
+                # After the month's records, on which stages may wait.
+                past = group.create_task(self._times.read(namespace, reader, self._utc_now().date()))
+            while month == Month.of(self._utc_now()):
+                left = (month.end - self._utc_now()).total_seconds()
+                await sleep(min(_LOOK_SECONDS, max(1.0, left)))
 
-    async def _read(self, namespace: str, month: Month, reader: LedgerReader) -> None:
-        """Reads all records of one namespace and month. Raises StorageError."""
-        today = self._utc_now().date()
-        with calls_for_tenant(namespace):
-            async for record in reader.records(month.first, min(month.last, today), namespace):
-                self._usage.read(record)
+    async def _read(self, namespace: str, reader: LedgerReader) -> Month:
+        """Reads all records of one namespace and the present month, which it returns. Raises StorageError."""
+        async with self._places:
+            today = self._utc_now().date()
+            month = Month.of(today)
+            with calls_for_tenant(namespace):
+                async for record in reader.records(month.first, today, namespace):
+                    self._usage.read(record)
         self._usage.complete(namespace, month)
+        return month
+
+
+async def _until_read[T](
+    read: Callable[[], Awaitable[T]], what: str, *, failed: Callable[[], None] = lambda: None
+) -> T:
+    """Returns what ``read`` returns when it succeeds. Until then ``what`` is unknown, which delays stages that would
+    start, and ends nothing."""
+    pause = _FIRST_PAUSE
+    while True:
+        try:
+            return await read()
+        except StorageError as error:
+            log.warning("the ledger cannot be read; %s is unknown: %s", what, error)
+        except Exception:
+            log.exception("internal error while reading the ledger; %s is unknown", what)
+        failed()
+        await sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
 
 
 def _limit(spec: Object) -> float | None:

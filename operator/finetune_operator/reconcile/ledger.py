@@ -67,21 +67,11 @@ class Ledger:
         self._closed: OrderedDict[str, None] = OrderedDict()
         """UIDs of the last jobs whose deletion was observed."""
         self._work = asyncio.Event()
-        self._given_up = False
 
     @property
     def pending(self) -> int:
         """Number of jobs, deleted ones included, with records that could not be written."""
         return len(self._behind) + len(self._closing)
-
-    def give_up(self) -> None:
-        """Writes nothing any more, because statuses do not keep what is recorded: usage would be recorded again."""
-        if not self._given_up:
-            log.error(
-                "nothing more is recorded in the ledger: the CRD of FineTuneJobs lacks status.ledger; apply the CRDs "
-                "of this release and restart the operator"
-            )
-        self._given_up = True
 
     def settled(self, uid: str) -> None:
         """Takes note that the ledger lacks no record of the job."""
@@ -90,18 +80,18 @@ class Ledger:
     async def write(self, records: Sequence[LedgerRecord]) -> Sequence[LedgerRecord]:
         """Writes the records of one job in order, and returns them as the ledger contains them.
 
-        A record that exists is not replaced. Fewer are returned if one could not be written.
+        A record that exists is not replaced. Fewer are returned if one could not be written, or exists with other
+        content: what it lacks is due next.
         """
         found: list[LedgerRecord] = []
-        if self._given_up:
-            self._behind.update(record.uid for record in records)
-            return found
         for record in records:
             try:
                 found.append(await self._put(record))
             except StorageError as error:
                 log.warning("the ledger cannot be written; the attempt stays due: %s", error)
                 self._behind.add(record.uid)
+                return found
+            if found[-1] != record:
                 return found
         for record in records:
             self.settled(record.uid)
@@ -114,7 +104,7 @@ class Ledger:
         if len(self._closed) > _REMEMBERED:
             self._closed.popitem(last=False)
         self.settled(uid)
-        for record in () if self._given_up else closing_records(job, self._utc_now()):
+        for record in closing_records(job, self._utc_now()):
             self._closing.setdefault(record_uri(self.uri, record), record)
             self._recorded(record)
             self._work.set()

@@ -215,8 +215,7 @@ class Reconciler:
             self._ledger.settled(observation.job["metadata"]["uid"])
             return decision
         written = await self._ledger.write(decision.ledger)
-        left = decision.ledger[len(written) :]
-        soon = observation.pace(_LEDGER_SECONDS) if left else None
+        soon = None if tuple(written) == decision.ledger else observation.pace(_LEDGER_SECONDS)
         due = [each for each in (decision.requeue_after, soon) if each is not None]
         return replace(
             decision,

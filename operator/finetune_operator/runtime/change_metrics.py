@@ -8,7 +8,7 @@ from enum import StrEnum
 from finetune_contract import FailureClass, Stage
 from finetune_operator.api import Condition, ConditionStatus, ConditionType, Phase, Reason, StagePhase
 from finetune_operator.api.status_stages import GoodputStatus
-from finetune_operator.lifecycle.accounting.amounts import Amounts
+from finetune_operator.ledger.amounts import Amounts
 from finetune_operator.lifecycle.attempts.capacity import NO_CAPACITY
 from finetune_operator.lifecycle.attempts.deadlines import (
     HUNG,

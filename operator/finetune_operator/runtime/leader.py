@@ -8,7 +8,7 @@ from typing import Any
 
 from finetune_operator.artifacts.shared_store import SharedStore, blocking_stores
 from finetune_operator.cluster.port import WORKLOADS, ClusterError, KubernetesClient
-from finetune_operator.lifecycle.accounting.job_usage import counted_on
+from finetune_operator.ledger.job_usage import counted_on
 from finetune_operator.lifecycle.decide import decide
 from finetune_operator.objects import Object
 from finetune_operator.reconcile.apply import Applier
@@ -253,7 +253,6 @@ class Leader:
             self._cache,
             created=self._intake.jobset_created,
             changed=self._metrics.changed,
-            pruned=self._ledger.give_up if self._ledger else lambda: None,
             unwritten=self._unwritten,
         )
         return Reconciler(

@@ -4,7 +4,6 @@ import json
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -379,6 +378,7 @@ def past_ledger(folder: Path, *seconds: int) -> str:
     trained = {
         "start_step": 0,
         "end_step": 100,
+        "attempts": 1,
         "method": "SFT",
         "lora": False,
         "max_seq_length": 1024,
@@ -386,8 +386,8 @@ def past_ledger(folder: Path, *seconds: int) -> str:
     }
     for number, each in enumerate(seconds):
         kept = record(
-            day=datetime.now(UTC).date(), uid=f"job-{number}", model="Qwen/Qwen3-unpublished", trained=trained,
-            tpu=found["resources"]["tpu"], chips=chips, chip_hours=round(Decimal(each * chips) / 3600, 6),
+            day=datetime.now(UTC).date(), uid=f"job-{number}", model="Qwen/Qwen3-unpublished",
+            trained={**trained, "seconds": each}, tpu=found["resources"]["tpu"], chips=chips,
         )  # fmt: skip
         file = Path(record_uri(str(folder / "ledger"), kept))
         file.parent.mkdir(parents=True, exist_ok=True)

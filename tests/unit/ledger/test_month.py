@@ -23,18 +23,6 @@ def test_a_moment_is_in_the_month_of_utc(moment: date, month: str) -> None:
     assert str(Month.of(moment)) == month
 
 
-@pytest.mark.parametrize(
-    ("month", "last"),
-    [
-        (Month(2026, 2), date(2026, 2, 28)),
-        (Month(2028, 2), date(2028, 2, 29)),
-        (Month(2026, 12), date(2026, 12, 31)),
-    ],
-)
-def test_the_last_day_is_that_of_the_calendar(month: Month, last: date) -> None:
-    assert month.last == last
-
-
 @given(st.datetimes(min_value=datetime(1970, 1, 1), max_value=datetime(2100, 1, 1), timezones=st.just(UTC)))  # noqa: DTZ001
 def test_months_follow_each_other_without_gap(moment: datetime) -> None:
     month = Month.of(moment)
@@ -42,4 +30,4 @@ def test_months_follow_each_other_without_gap(moment: datetime) -> None:
     assert Month.of(month.end) > month
     assert Month.of(month.end - timedelta(microseconds=1)) == month
     assert Month.of(month.end).previous == month
-    assert Month.of(month.first) == Month.of(month.last) == month
+    assert Month.of(month.first) == month

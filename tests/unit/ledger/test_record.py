@@ -24,6 +24,7 @@ def record(**values: Any) -> LedgerRecord:
         "uid": UID,
         "stage": Stage.TRAIN,
         "number": 2,
+        "sequence": 4,
         "outcome": LedgerOutcome.FAILED,
         "failure_class": FailureClass.PREEMPTION,
         "end": datetime(2026, 11, 21, 12, tzinfo=UTC),
@@ -44,14 +45,13 @@ def test_amounts_are_exact_text() -> None:
 @pytest.mark.parametrize(
     ("values", "name"),
     [
-        ({}, "train-2.json"),
-        ({"restart": 1}, "train-2.1.json"),
-        ({"outcome": LedgerOutcome.RUNNING}, "train-2.json"),
-        ({"outcome": LedgerOutcome.CORRECTION}, "train-2-correction.json"),
-        ({"stage": Stage.PREFLIGHT, "number": 1}, "prep-1.json"),
+        ({}, "train-2-4.json"),
+        ({"restart": 1}, "train-2.1-4.json"),
+        ({"outcome": LedgerOutcome.RUNNING, "sequence": 5}, "train-2-5.json"),
+        ({"stage": Stage.PREFLIGHT, "number": 1, "sequence": 1}, "prep-1-1.json"),
     ],
 )
-def test_a_name_is_that_of_the_day_the_job_and_the_attempt(values: Any, name: str) -> None:
+def test_a_name_is_that_of_the_day_the_job_the_attempt_and_the_sequence(values: Any, name: str) -> None:
     uri = record_uri("gs://ledger/prod/", record(**values))
     assert uri == f"gs://ledger/prod/v1/2026-11-21/team-a/{UID}/{name}"
     assert uri.startswith(day_folder("gs://ledger/prod", date(2026, 11, 21), "team-a"))

@@ -1,19 +1,21 @@
 """Jobs with a random life: preempted, without nodes, evicted by Kueue, failed, suspended, retried, deleted.
 
-Between any two writes the operator may crash, and the ledger may be away.
+Between any two writes the operator may crash, and the ledger may be away. Many run over midnight, some over the end of
+November.
 """
 
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 from decimal import Decimal
 from random import Random
 from typing import Any
 
 from finetune_contract import ExitCode, Stage
-from finetune_operator.api.timestamps import stamp
+from finetune_operator.api.timestamps import parse, stamp
 from finetune_operator.lifecycle.children.object_condition import find_condition
 from finetune_operator.lifecycle.children.workload import Workload
+from finetune_operator.lifecycle.decide import decide
 from tests.unit.lifecycle.test_limits import flavors
 from tests.unit.lifecycle.world import Crash, World, job, profile
 
@@ -57,14 +59,18 @@ class SimulatedJob:
         profiles = [profile(flavors=offered, currency="USD", **queue)]
         self.world = World(job=made, profiles=profiles, ledger={})
         self.world.job["metadata"]["creationTimestamp"] = stamp(self.world.now)
-        self.world.now += timedelta(hours=random.randrange(24))
+        self.world.now += timedelta(days=random.randrange(10), hours=random.randrange(24))
+        self.reports: list[tuple[datetime, Decimal]] = []
+        """The time and the chip hours of each status."""
+        self.unreported: Any = None
+        """The status that was due when the job was deleted right after a crash; None otherwise."""
         self.deleted = False
         self.evictions = 0
         self._crashed = False
 
     def live(self) -> None:
         """Lives the job's life."""
-        dies_after = self._random.randrange(MOST_EVENTS) if self._random.random() < 0.3 else None
+        dies_after = self._random.randrange(MOST_EVENTS // 3) if self._random.random() < 0.4 else None
         for number in range(MOST_EVENTS):
             self.reconcile()
             if self.ended or number == dies_after:
@@ -83,12 +89,15 @@ class SimulatedJob:
     def ended(self) -> bool:
         return self.world.finished and self.world.requeue_after != 0
 
-    def reconcile(self) -> None:
-        crash = self._random.randrange(6) if self._faults and self._random.random() < 0.2 else None
+    def reconcile(self, crashes: float = 0.2) -> None:
+        """Reconciles, with a crash in so many of all cases."""
+        crash = self._random.randrange(5) if self._faults and self._random.random() < crashes else None
         with suppress(Crash):
             self._crashed = crash is not None
             self.world.reconcile(crash_after=crash)
             self._crashed = False
+        if active := self.world.status.get("activeTime"):
+            self.reports.append((parse(active["asOf"]), hours(self.world.status)))
 
     def _end(self) -> None:
         """Faults stop, and the job ends."""
@@ -110,10 +119,12 @@ class SimulatedJob:
         raise AssertionError(f"the job does not end: {self.world.status.get('summary')}")
 
     def _delete(self) -> None:
+        if not self.ended and self._random.random() < 0.5:
+            self._event()
+            self.world.wait(600)
+            self.reconcile(crashes=1)
         if self._crashed:
-            # The deletion of a job whose last status was not written has a test of its own.
-            self._faults = False
-            self.reconcile()
+            self.unreported = decide(self.world.observe()).status.to_document()
         self.world.delete()
         self.deleted = True
 

@@ -1,5 +1,6 @@
 """What the ledger records of a job, when, and on which day."""
 
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -8,14 +9,15 @@ import pytest
 
 from finetune_contract import Stage
 from finetune_operator.api import Reason
+from finetune_operator.ledger.amounts import amount, text_of
 from finetune_operator.ledger.record import RECORD_BYTES, LedgerOutcome, LedgerRecord, TrainedSteps
-from finetune_operator.lifecycle.accounting.amounts import amount, text_of
 from finetune_operator.lifecycle.accounting.records import closing_records, remainder
 from finetune_operator.lifecycle.decide import decide
 from finetune_operator.lifecycle.status.profile import profile_status
+from finetune_operator.planning import admit
 from tests.unit.lifecycle.simulated_jobs import DISRUPTED, PRICES
 from tests.unit.lifecycle.test_limits import flavors
-from tests.unit.lifecycle.world import LEDGER, UID, Crash, World, job, profile
+from tests.unit.lifecycle.world import LEDGER, TOTAL_STEPS, UID, Crash, World, job, profile
 
 HOUR = 3600
 CHIPS = 4
@@ -50,7 +52,7 @@ def of(world: World, stage: Stage) -> list[LedgerRecord]:
 def test_each_attempt_is_recorded_when_it_has_ended() -> None:
     world = made()
     name = world.until(Stage.TRAIN)
-    assert names(world) == ["2026-11-21/prep-1.json", "2026-11-21/conv-1.json"]
+    assert names(world) == ["2026-11-21/prep-1-1.json", "2026-11-21/conv-1-2.json"]
     work(world, name, 2)
     world.succeed(name)
     world.reconcile()
@@ -140,7 +142,8 @@ def test_a_ledger_that_is_away_holds_up_nothing_and_gets_everything_later() -> N
     world.ledger_away = True
     name = world.until(Stage.TRAIN)
     day = str(world.now.date())
-    assert world.status["ledger"] == {"chipHours": "0", "amount": "0", "pending": 2, "pendingDay": day}
+    waiting = {"records": 0, "chipHours": "0", "amount": "0", "pending": 2, "pendingDay": day}
+    assert world.status["ledger"] == waiting
     work(world, name, 2)
     world.kill(name, conditions=DISRUPTED)
     world.reconcile()
@@ -150,6 +153,27 @@ def test_a_ledger_that_is_away_holds_up_nothing_and_gets_everything_later() -> N
     assert [each.chip_hours for each in of(world, Stage.TRAIN)] == [2 * CHIPS]
     assert len(names(world)) == 3
     assert "pending" not in world.status["ledger"]
+
+
+def test_what_runs_past_midnight_counts_on_the_day_before_although_an_end_is_due_since_then() -> None:
+    world = made()
+    world.now = datetime(2026, 11, 30, 20, tzinfo=UTC)
+    world.ledger_away = True
+    name = world.until(Stage.TRAIN)
+    work(world, name, 3)
+    work(world, name, 2)
+    world.ledger_away = False
+    work(world, name, 1)
+    (train,) = of(world, Stage.TRAIN)
+    assert (train.day, train.outcome, train.chip_hours) == (
+        date(2026, 11, 30),
+        LedgerOutcome.RUNNING,
+        5 * CHIPS,
+    )
+    assert "pending" not in world.status["ledger"]
+    world.succeed(name)
+    world.to_the_end()
+    assert [each.chip_hours for each in of(world, Stage.TRAIN)] == [5 * CHIPS, CHIPS]
 
 
 def test_a_job_that_ended_while_the_ledger_was_away_is_recorded_later() -> None:
@@ -322,15 +346,17 @@ def test_the_record_of_a_training_says_how_many_steps_it_made_and_of_which_shape
     world.succeed(name)
     world.to_the_end()
     (found,) = of(world, Stage.TRAIN)
-    numbers = world.status["resolved"]["hyperparameters"]
+    plan = admit(world.job, world.profiles).plan
     (entry,) = (each for each in world.status["attempts"]["history"] if each["stage"] == "Train")
     assert found.trained == TrainedSteps(
         start_step=entry["startStep"],
         end_step=entry["endStep"],
+        attempts=1,
+        seconds=2 * HOUR,
         method="SFT",
-        lora="loraRank" in world.status["resolved"]["method"],
-        max_seq_length=numbers["maxSeqLength"],
-        global_batch_size=numbers["globalBatchSize"],
+        lora=False,
+        max_seq_length=plan.data.max_seq_length,
+        global_batch_size=plan.hyperparameters.global_batch_size,
     )
     assert all(
         each.trained is None for each in (world.ledger or {}).values() if each.stage is not Stage.TRAIN
@@ -362,7 +388,44 @@ def test_a_record_of_the_day_has_no_steps_which_the_last_record_has() -> None:
     assert last.trained is not None
 
 
-def test_a_correction_is_about_the_time_that_the_first_record_lacks() -> None:
+def test_each_record_of_a_training_says_what_all_of_its_attempts_have_made() -> None:
+    world = made()
+    name = world.until(Stage.TRAIN)
+    work(world, name, 1)
+    world.kill(name, conditions=DISRUPTED)
+    world.reconcile()
+    world.run(name)
+    work(world, name, 2)
+    world.succeed(name)
+    world.to_the_end()
+    found = [each.trained for each in of(world, Stage.TRAIN) if each.trained]
+    assert [(each.start_step, each.end_step, each.attempts, each.seconds) for each in found][-1] == (
+        0,
+        TOTAL_STEPS,
+        2,
+        3 * HOUR,
+    )
+
+
+def test_a_trainer_that_claims_more_time_than_has_passed_is_not_believed() -> None:
+    world = made()
+    name = world.until(Stage.TRAIN)
+    work(world, name, 1)
+    world.succeed(name)
+    (key,) = (key for key in world.attempts if key.stage is Stage.TRAIN)
+    result = world.attempts[key].result
+    assert result is not None
+    forged = result.model_copy(update={"started": result.started - timedelta(days=300)})
+    world.attempts[key] = replace(world.attempts[key], result=forged)
+    world.pods.clear()
+    world.jobsets.clear()
+    world.reconcile()
+    (found,) = of(world, Stage.TRAIN)
+    assert found.trained is not None
+    assert found.trained.seconds <= 2 * HOUR
+
+
+def test_the_rest_of_a_record_is_about_the_time_that_the_first_one_lacks() -> None:
     world = made()
     name = world.until(Stage.TRAIN)
     work(world, name, 2)
@@ -372,8 +435,9 @@ def test_a_correction_is_about_the_time_that_the_first_record_lacks() -> None:
     found = due.model_copy(update={"chip_hours": due.chip_hours / 2, "cost": None, "seconds": HOUR})
     rest = remainder(due, found)
     assert rest is not None
-    assert (rest.outcome, rest.seconds, rest.chip_hours) == (
-        LedgerOutcome.CORRECTION,
+    assert (rest.outcome, rest.sequence, rest.seconds, rest.chip_hours) == (
+        LedgerOutcome.RUNNING,
+        due.sequence + 1,
         HOUR,
         due.chip_hours / 2,
     )

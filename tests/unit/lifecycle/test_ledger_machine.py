@@ -41,6 +41,8 @@ class LedgerMachine(Machine):
         self.world.ledger_away = False
         super().teardown()
         self.world.reconcile()
+        while "pending" in (self.world.status.get("ledger") or {}):
+            self.world.reconcile()
         if not self.wiped:
             assert self.in_ledger == (hours(self.world.status), amount(self.world.status))
 

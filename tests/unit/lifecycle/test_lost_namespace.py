@@ -7,9 +7,9 @@ import pytest
 
 from finetune_contract import Stage
 from finetune_operator.api.timestamps import parse
+from finetune_operator.ledger.job_usage import counted_on, job_usage
 from finetune_operator.ledger.month import Month
-from finetune_operator.lifecycle.accounting.job_usage import counted_on, job_usage
-from finetune_operator.lifecycle.accounting.month_usage import MonthUsage
+from finetune_operator.ledger.month_usage import MonthUsage
 from finetune_operator.lifecycle.accounting.records import closing_records
 from finetune_operator.lifecycle.status.profile import profile_status
 from tests.unit.lifecycle.world import World, job, profile

@@ -1,7 +1,6 @@
 """Results of preflight about memory, in the status and in the requests of later stages."""
 
 from dataclasses import asdict, dataclass, replace
-from decimal import Decimal
 from typing import Any, override
 
 import pytest
@@ -9,7 +8,7 @@ import pytest
 from finetune_contract import MemoryOutcome, MeshSpec, ModelIdentity, PreflightOutcome, Stage, StageRequest
 from finetune_operator.api.numbers import decimal
 from finetune_operator.planning import admit
-from finetune_operator.planning.estimate.past_runs import TrainingRecords, TrainingShape
+from finetune_operator.planning.estimate.past_runs import PastTrainings, TrainingShape
 from tests.unit.ledger.test_record import record
 from tests.unit.lifecycle.world import TOTAL_STEPS, World, job, profile
 from tests.unit.rendering.models import MODELS
@@ -148,14 +147,13 @@ def past(world: World, seconds: float) -> None:
     """Past trainings of the job's shape took about so many seconds for a step."""
     shape = asdict(TrainingShape.of_plan(admit(world.job, world.profiles).plan))
     model, tpu, chips = (shape.pop(field) for field in ("model", "tpu", "chips"))
-    world.past_trainings = TrainingRecords(
+    world.past_trainings = PastTrainings(
         record(
             uid=f"job-{number}", model=model, tpu=tpu, chips=chips,
-            chip_hours=round(Decimal(100 * each * chips) / 3600, 6),
-            trained={"start_step": 0, "end_step": 100, **shape},
+            trained={"start_step": 0, "end_step": 100, "attempts": 1, "seconds": round(100 * each), **shape},
         )
         for number, each in enumerate((seconds / 2, seconds, seconds * 2))
-    ).trainings()  # fmt: skip
+    )  # fmt: skip
 
 
 def test_the_estimate_says_what_past_trainings_of_the_shape_took() -> None:

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from finetune_contract import Stage
 from finetune_operator.api import FineTuneJobStatus, Reason
+from finetune_operator.api.timestamps import parse, stamp
 from finetune_operator.ledger.month import Month, MonthlyBudget
+from finetune_operator.ledger.month_usage import MonthUsage
 from finetune_operator.ledger.record import LedgerRecord
-from finetune_operator.lifecycle.accounting.month_usage import MonthUsage
 from finetune_operator.lifecycle.reduced_job import reduced_job
 from finetune_operator.lifecycle.status.profile import profile_status
 from tests.unit.lifecycle.simulated_jobs import SimulatedJob, hours
@@ -92,6 +93,7 @@ def used_before(team: Team, chip_hours: float, day: datetime = datetime(2026, 11
             "profile": "local",
             "stage": Stage.TRAIN,
             "number": 1,
+            "sequence": 1,
             "outcome": "Deleted",
             "end": day,
             "chip_hours": Decimal(str(chip_hours)),
@@ -384,12 +386,17 @@ class Followed(SimulatedJob):
     def reconcile(self) -> None:
         super().reconcile()
         self.take()
-        namespace = self.world.job["metadata"]["namespace"]
-        self.usage.complete(namespace, Month.of(self.world.now))
-        counted = sum(each.chip_hours for each in self.usage.totals(Month.of(self.world.now)))
+        namespace, month = self.world.job["metadata"]["namespace"], Month.of(self.world.now)
+        self.usage.complete(namespace, month)
+        counted = sum(each.chip_hours for each in self.usage.totals(month))
+        ledger = (self.world.ledger or {}).values()
         # Usage after a crash between record and status is recorded, and not reported yet.
-        recorded = sum(each.chip_hours for each in (self.world.ledger or {}).values())
+        recorded = sum(each.chip_hours for each in ledger)
         assert counted <= max(hours(self.world.status), recorded), "usage counts twice"
+        before = sum(each.chip_hours for each in ledger if Month.of(each.day) < month)
+        reported = parse(self.world.status.get("activeTime", {}).get("asOf") or stamp(self.world.now))
+        if Month.of(reported) == month:
+            assert counted >= hours(self.world.status) - before, "a budget would stop later"
 
     def take(self) -> None:
         ledger = self.world.ledger or {}

@@ -356,7 +356,7 @@ class World:
             steps.append(lambda: self._create_jobset(made.jobset))
         steps += [lambda e=event: self._record_event(e) for event in decision.events]  # type: ignore[misc]
         written: list[LedgerRecord] = []
-        steps += [lambda r=record: self._account(r, written) for record in decision.ledger]  # type: ignore[misc]
+        steps += [lambda r=record: self._account(r, decision.ledger, written) for record in decision.ledger]  # type: ignore[misc]
         steps.append(lambda: self._write_status(self._accounted(decision, written)))
         if made.status_first:
             steps += deletions
@@ -365,12 +365,14 @@ class World:
                 raise Crash
             step()
 
-    def _account(self, record: LedgerRecord, written: list[LedgerRecord]) -> None:
-        """Writes a record of the ledger, unless the name is taken."""
+    def _account(
+        self, record: LedgerRecord, due: Sequence[LedgerRecord], written: list[LedgerRecord]
+    ) -> None:
+        """Writes a record of the ledger, unless the name is taken, or was for an earlier one that is due."""
         assert self.ledger is not None
         read = LedgerRecord.parse(record.to_json())
         assert read == record, "a record is read as it was written"
-        if not self.ledger_away:
+        if not self.ledger_away and [*written, record] == list(due[: len(written) + 1]):
             written.append(self.ledger.setdefault(record_uri(LEDGER, record), record))
 
     @staticmethod

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from finetune_operator.cluster.port import CONFIG_MAPS, JOBS, Rejected, Unavailable
-from finetune_operator.lifecycle.accounting.job_usage import counted_on, job_usage
+from finetune_operator.ledger.job_usage import counted_on, job_usage
 from finetune_operator.lifecycle.accounting.records import closing_records
 from finetune_operator.reconcile import at_work as module
 from finetune_operator.reconcile.at_work import AtWork

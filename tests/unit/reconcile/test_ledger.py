@@ -83,7 +83,8 @@ def stopped(hours: str = "1.5", *, finished: bool = False, **ledger: Any) -> dic
 async def test_a_record_that_exists_counts_as_it_is_stored(bench: Bench) -> None:
     first, again = record(chip_hours="1"), record(chip_hours="2")
     assert await bench.ledger.write([first]) == [first]
-    assert await bench.ledger.write([again]) == [first]
+    # What it lacks is due next, before what follows.
+    assert await bench.ledger.write([again, record(number=3)]) == [first]
     assert bench.records == [first]
 
 
@@ -148,15 +149,17 @@ async def test_nothing_is_left_of_a_job_that_is_recorded(bench: Bench, gone: dic
     assert bench.records == []
 
 
-async def test_usage_that_no_record_of_the_last_attempt_contains_is_a_correction(bench: Bench) -> None:
-    bench.ledger.close(stopped(chipHours="1", amount="2", attempts=[{"stage": "Train", "number": 1}]))
+async def test_usage_that_no_record_of_the_last_attempt_contains_has_its_own(bench: Bench) -> None:
+    bench.ledger.close(
+        stopped(records=3, chipHours="1", amount="2", attempts=[{"stage": "Train", "number": 1}])
+    )
     await bench.ledger.finish()
     (found,) = bench.records
-    assert (found.outcome, str(found.chip_hours), str(found.cost)) == ("Correction", "0.500000", "1.000000")
-    assert [uri for uri in bench.store.files if uri.endswith("/train-1-correction.json")]
+    assert (found.outcome, str(found.chip_hours), str(found.cost)) == ("Running", "0.500000", "1.000000")
+    assert [uri for uri in bench.store.files if uri.endswith("/train-1-4.json")]
 
 
-async def test_usage_since_a_record_that_was_written_before_a_crash_is_a_correction(bench: Bench) -> None:
+async def test_usage_since_a_record_that_was_written_before_a_crash_has_its_own(bench: Bench) -> None:
     (whole,) = closing_records(stopped(), NOW)
     day = whole.model_copy(
         update={"outcome": LedgerOutcome.RUNNING, "chip_hours": Decimal("0.5"), "cost": Decimal(1)}
@@ -164,9 +167,9 @@ async def test_usage_since_a_record_that_was_written_before_a_crash_is_a_correct
     await bench.ledger.write([day])
     bench.ledger.close(stopped())
     await bench.ledger.finish()
-    assert sorted((str(each.outcome), str(each.chip_hours)) for each in bench.records) == [
-        ("Correction", "1.000000"),
-        ("Running", "0.5"),
+    assert [(each.sequence, str(each.outcome), str(each.chip_hours)) for each in bench.records] == [
+        (1, "Running", "0.5"),
+        (2, "Deleted", "1.000000"),
     ]
 
 
@@ -220,7 +223,7 @@ def reconciler(cluster: FakeCluster, decide: Callable[[Observation], Decision], 
         live_jobs=lambda: 3,
         ledger=ledger.uri,
     )
-    applier = Applier(cluster, plans, store, WatchCache(), pruned=ledger.give_up)
+    applier = Applier(cluster, plans, store, WatchCache())
     return Reconciler(observer, decide, applier, utc_now=lambda: NOW, ledger=ledger)
 
 
@@ -238,6 +241,7 @@ async def test_a_reconcile_writes_the_status_once_with_what_is_recorded(bench: B
     # The job is reconciled although the ledger is away, and again soon.
     assert await reconciler(cluster, decide, bench.ledger).reconcile(key, retry_in=1) == 60
     assert cluster.of(JOBS)[0]["status"]["ledger"] == {
+        "records": 0,
         "chipHours": "0",
         "pending": 1,
         "pendingDay": str(due[0].day),
@@ -245,34 +249,6 @@ async def test_a_reconcile_writes_the_status_once_with_what_is_recorded(bench: B
     bench.away(None)
     cluster.calls.clear()
     assert await reconciler(cluster, decide, bench.ledger).reconcile(key, retry_in=1) == 900
-    shown = {"chipHours": "2.5", "attempts": [{"stage": Stage.TRAIN, "number": 1}]}
+    shown = {"records": 1, "chipHours": "2.5", "attempts": [{"stage": Stage.TRAIN, "number": 1}]}
     assert cluster.of(JOBS)[0]["status"]["ledger"] == shown
     assert cluster.writes() == ["patch finetunejobs/status"]
-
-
-class OlderCluster(FakeCluster):
-    """Has a CRD without ``status.ledger``, so that the API server drops the field."""
-
-    async def patch_status(self, *place: Any, resource_version: str | None) -> Any:
-        *path, status = place
-        kept = {key: value for key, value in status.items() if key != "ledger"}
-        return await super().patch_status(*path, kept, resource_version=resource_version)
-
-
-async def test_nothing_more_is_recorded_if_statuses_do_not_keep_what_is(
-    bench: Bench, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Otherwise all usage of a job would be recorded once more when it is deleted."""
-    cluster = OlderCluster()
-    cluster.put(JOBS, job())
-    due = (record(number=1, chip_hours="2.5"),)
-
-    def decide(_observation: Observation) -> Decision:
-        return Decision(action=Wait(), status=with_records(RUNNING, due), ledger=due)
-
-    for _ in range(2):
-        await reconciler(cluster, decide, bench.ledger).reconcile(JobKey("team", "demo"), retry_in=1)
-    bench.ledger.close(stopped())
-    await bench.ledger.finish()
-    assert [each.number for each in bench.records] == [1]
-    assert len([each for each in caplog.messages if "lacks status.ledger" in each]) == 1

@@ -13,6 +13,7 @@ from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.ledger import is_ledger, ledger_errors
 from finetune_operator.cli.printing import json_text, table
 from finetune_operator.cluster.port import DEPLOYMENTS, Rejected
+from finetune_operator.ledger.amounts import text_of
 from finetune_operator.ledger.sums import CostItem, CostSum, item_of, item_of_status, summed
 from finetune_operator.objects import Object
 from finetune_operator.reconcile.ledger_reader import LedgerReader
@@ -201,16 +202,11 @@ def _document(each: CostSum) -> Object:
     return {
         "jobs": len(each.jobs),
         "attempts": each.attempts,
-        "chipHours": _exact(each.chip_hours),
-        "chipHoursByCapacity": {name: _exact(hours) for name, hours in sorted(each.by_capacity.items())},
-        "cost": {currency: _exact(amount) for currency, amount in sorted(each.cost.items()) if currency},
-        "unpricedChipHours": _exact(each.unpriced),
+        "chipHours": text_of(each.chip_hours),
+        "chipHoursByCapacity": {name: text_of(hours) for name, hours in sorted(each.by_capacity.items())},
+        "cost": {currency: text_of(amount) for currency, amount in sorted(each.cost.items()) if currency},
+        "unpricedChipHours": text_of(each.unpriced),
     }
-
-
-def _exact(amount: Decimal) -> str:
-    shown = f"{amount:f}"
-    return shown.rstrip("0").rstrip(".") if "." in shown else shown
 
 
 def _rows(groups: Mapping[str, CostSum], total: CostSum, query: CostQuery) -> Iterator[tuple[str, ...]]:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from finetune_contract import Stage
 from finetune_operator.api import FineTuneJobStatus
 from finetune_operator.api.status_stages import AttemptRecord, CostStatus, LedgerStatus, RecordedAttempt
-from finetune_operator.ledger.record import LedgerOutcome, LedgerRecord
-from finetune_operator.lifecycle.accounting.amounts import Amounts, text_of
+from finetune_operator.ledger.amounts import Amounts, text_of
+from finetune_operator.ledger.record import LedgerRecord
 from finetune_operator.lifecycle.attempts.own_attempts import ended_attempts
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 
@@ -16,44 +16,42 @@ def with_records(
 ) -> FineTuneJobStatus:
     """Returns the status that calls the written records recorded, and the usage at least what is recorded.
 
-    ``written``: the first of the due records, as the ledger contains them.
+    ``due``: all that is due. ``written``: the first of them, as the ledger contains them: the last one may be of less
+    usage, since it was written before a crash.
     """
+    if not due and (status.ledger is None or not status.ledger.pending):
+        return status
     recorded, known = Amounts.of(status.ledger), recorded_attempts(status)
-    left = due[len(written) :]
-    # Before a crash, a record of the day may have taken the name: the end of the attempt remains to be recorded.
-    replaced = sum(
-        each.ends_attempt and not found.ends_attempt for each, found in zip(due, written, strict=False)
-    )
-    pending = replaced + sum(each.outcome is not LedgerOutcome.RUNNING for each in left)
-    kept = status.ledger.pending_day if status.ledger and not due else None
-    day = min((each.day for each in left), default=kept)
     for record in written:
         recorded += Amounts.of_record(record)
         if record.ends_attempt:
             key = AttemptKey(record.stage, record.number, record.restart)
             known[record.stage] = max(key, known.get(record.stage, key))
-    if not due and (status.ledger is None or not status.ledger.pending):
-        return status
+    left = [record for record in due if record not in written]
     ledger = LedgerStatus.model_construct(
+        records=recorded_count(status) + len(written),
         chip_hours=text_of(recorded.chip_hours),
         amount=text_of(recorded.cost) if status.cost and status.cost.amount is not None else None,
         attempts=tuple(
-            RecordedAttempt.model_construct(
-                stage=each.stage, number=each.number, restart=each.restart or None
-            )
-            for each in sorted(known.values(), key=lambda each: each.stage.order)
+            RecordedAttempt.model_construct(stage=key.stage, number=key.number, restart=key.restart or None)
+            for key in sorted(known.values(), key=lambda key: key.stage.order)
         )
         or None,
-        pending=pending or None,
-        pending_day=day,
+        pending=len(left) or None,
+        pending_day=left[0].day if left else None,
     )
     return status.model_copy(update={"ledger": ledger, "cost": _at_least(status.cost, recorded)})
+
+
+def recorded_count(status: FineTuneJobStatus) -> int:
+    """Returns the number of the job's records."""
+    return status.ledger.records if status.ledger else 0
 
 
 def recorded_attempts(status: FineTuneJobStatus) -> dict[Stage, AttemptKey]:
     """Returns the newest recorded attempt of each stage."""
     recorded = (status.ledger.attempts if status.ledger else None) or ()
-    return {each.stage: AttemptKey(each.stage, each.number, each.restart or 0) for each in recorded}
+    return {entry.stage: AttemptKey(entry.stage, entry.number, entry.restart or 0) for entry in recorded}
 
 
 def is_recorded(key: AttemptKey, known: dict[Stage, AttemptKey]) -> bool:
@@ -63,10 +61,10 @@ def is_recorded(key: AttemptKey, known: dict[Stage, AttemptKey]) -> bool:
 
 def last_attempt(status: FineTuneJobStatus) -> AttemptKey | None:
     """Returns the newest attempt that the status names; None if it names none."""
-    named = [each for each in status.stages or () if each.job_set]
-    current = [each for each in named if each.name is status.stage]
-    for each in current or reversed(named):
-        if key := AttemptKey.of_jobset(each.name, each.job_set, each.restart):
+    named = [entry for entry in status.stages or () if entry.job_set]
+    current = [entry for entry in named if entry.name is status.stage]
+    for entry in current or reversed(named):
+        if key := AttemptKey.of_jobset(entry.name, entry.job_set, entry.restart):
             return key
     return None
 

@@ -1,14 +1,16 @@
 """The records that the ledger lacks.
 
-An attempt is recorded once it has ended; one that runs past midnight (UTC) is recorded for each day. The amount of a
-record is the difference between the usage in ``status.cost`` and the part of it that ``status.ledger`` calls recorded.
-So the records of a job always add up to its usage, even if pods and records of an attempt are deleted: no usage is
-lost or counted twice if an attempt is measured again, or if a record can only be written later.
+An attempt is recorded once it has ended; one that runs past midnight (UTC) is recorded for each day. What is due is the
+difference between the usage in ``status.cost`` and the part of it that ``status.ledger`` calls recorded. So the records
+of a job always add up to its usage, even if pods and records of an attempt are deleted: no usage is lost or counted
+twice if an attempt is measured again, or if a record can only be written later.
 
-No crash changes a sum. The status is written after the records that it calls recorded. After a crash in between, the
-same records are decided again under the same names, and the amounts that are stored count.
+No crash changes a sum. The status is written after the records that it calls recorded, and counts them; the count is
+part of the next record's name. After a crash in between, the same name is decided again: the record that has it counts
+as it is stored, and what it lacks is due as the next one.
 """
 
+from collections.abc import Sequence
 from datetime import date, datetime
 from itertools import islice
 from typing import Any
@@ -18,45 +20,50 @@ from finetune_operator.api import ConditionType, FineTuneJobStatus
 from finetune_operator.api.placement import Capacity
 from finetune_operator.api.status_stages import AttemptRecord
 from finetune_operator.api.timestamps import parse, whole_second
+from finetune_operator.ledger.amounts import Amounts, amount
 from finetune_operator.ledger.record import (
     MODEL_BYTES,
     MOST_LABELS,
-    UNFINISHED,
     LedgerOutcome,
     LedgerRecord,
     TrainedSteps,
 )
-from finetune_operator.lifecycle.accounting.amounts import Amounts, amount
 from finetune_operator.lifecycle.accounting.recorded import (
     history,
     is_recorded,
     last_attempt,
     recorded_attempts,
+    recorded_count,
 )
 from finetune_operator.lifecycle.attempts.attempt import Attempt
 from finetune_operator.lifecycle.attempts.classify import AttemptResult
-from finetune_operator.lifecycle.attempts.own_attempts import ended_attempts
 from finetune_operator.lifecycle.attempts.usage import rate_of, run_seconds, terms_of, usage_of
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.decision import Delete, Finish, NextStep
 from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.lifecycle.stages.job_stages import JobStages
+from finetune_operator.lifecycle.status.attempt_history import attempt_steps
 from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.lifecycle.status.usage import rounded_down
 from finetune_operator.objects import Object
 from finetune_operator.planning import Plan
+from finetune_operator.planning.estimate.past_runs import step_settings
 
 
 def due_records(
     observation: Observation, step: NextStep, status: FineTuneJobStatus
-) -> tuple[LedgerRecord, ...]:
-    """Returns the records that the ledger lacks. ``status`` is the one to be written, without them."""
+) -> tuple[LedgerRecord, ...] | None:
+    """Returns the records that the ledger lacks, oldest first; None if that is unknown, or nothing is recorded now.
+
+    ``status`` is the one to be written, without them.
+    """
     if observation.ledger is None or (isinstance(step.action, Delete) and step.action.status_first):
-        return ()
+        return None
     if step.stages is None:
-        ended = status.is_true(ConditionType.FINISHED)
-        return closing_records(observation.job, observation.now) if ended else ()
-    found = _of_ended(observation, step.stages, status) or _of_the_day(observation, step.stages, status)
+        finished = status.is_true(ConditionType.FINISHED)
+        return closing_records(observation.job, observation.now) if finished else None
+    ended = _of_ended(observation, step.stages, status)
+    found = ended + _of_the_day(observation, step.stages, status, ended)
     if not found and isinstance(step.action, Finish):
         return _rest(observation.job, status, observation.status, observation.now)
     return found
@@ -85,7 +92,8 @@ def remainder(due: LedgerRecord, found: LedgerRecord) -> LedgerRecord | None:
         return None
     return due.model_copy(
         update={
-            "outcome": LedgerOutcome.CORRECTION,
+            "sequence": due.sequence + 1,
+            "outcome": LedgerOutcome.RUNNING if found.ends_attempt else due.outcome,
             "chip_hours": rest.chip_hours,
             "cost": None if due.cost is None else rest.cost,
             "seconds": max(0, due.seconds - found.seconds),
@@ -105,9 +113,9 @@ def _rest(
     every: dict[AttemptKey, AttemptRecord | None] = {**history(status)}
     every.setdefault(last, None)
     ends = {key: entry for key, entry in every.items() if not is_recorded(key, known)}
-    correction = not ends
+    late = not ends
     idle = not ended and not (status.active_time and status.active_time.seconds)
-    if not rest and (correction or idle):
+    if not rest and (late or idle):
         return ()
     ends = ends or {last: every[last]}
     whole = next((key for key in reversed(ends) if key.stage.on_tpu), next(reversed(ends)))
@@ -118,14 +126,15 @@ def _rest(
             status,
             key,
             rest if key == whole else Amounts(),
-            outcome=LedgerOutcome.CORRECTION if correction else _outcome(entry, ended=ended),
+            sequence=sequence,
+            outcome=LedgerOutcome.RUNNING if late else _outcome(entry, ended=ended),
             failure_class=entry.failure_class if entry else None,
             reason=entry.reason if entry else "",
             end=whole_second(completed or now),
             stored=stored,
             **_reported_slice(status, key, held=bool(rest) and key == whole),
         )
-        for key, entry in ends.items()
+        for sequence, (key, entry) in enumerate(ends.items(), recorded_count(status) + 1)
     )
 
 
@@ -160,50 +169,56 @@ def _of_ended(
     last = next((attempt.key for attempt, _ in reversed(ended) if attempt.key.stage.on_tpu), ended[-1][0].key)
     amounts[last] += left
     return tuple(
-        _of_attempt(observation, status, attempt, amounts[attempt.key], plan=plan, end=end)
-        for attempt, end in ended
+        _of_attempt(observation, stages, status, attempt, amounts[attempt.key], sequence=sequence, end=end)
+        for sequence, (attempt, end) in enumerate(ended, recorded_count(status) + 1)
     )
 
 
 def _of_attempt(
     observation: Observation,
+    stages: JobStages,
     status: FineTuneJobStatus,
     attempt: Attempt,
     own: Amounts,
     *,
-    plan: Plan,
+    sequence: int,
     end: AttemptResult | None = None,
 ) -> LedgerRecord:
     """``end``: None if the attempt continues."""
-    held = _slice(attempt, plan, own)
+    held = _slice(attempt, stages.plan, own)
     chips = held.get("chips")
     return _record(
         observation.job,
         status,
         attempt.key,
         own,
+        sequence=sequence,
         outcome=LedgerOutcome(end.ending) if end else LedgerOutcome.RUNNING,
         failure_class=end.failure_class if end else None,
         reason=end.reason[:128] if end else "",
         end=whole_second((end.finished if end else None) or observation.now),
         seconds=int(own.chip_hours * 3600 / chips if chips else run_seconds(attempt, observation.now)),
         stored=observation.status,
+        trained=_trained(stages, status, attempt, end) if end else None,
         **held,
     )
 
 
 def _of_the_day(
-    observation: Observation, stages: JobStages, status: FineTuneJobStatus
+    observation: Observation, stages: JobStages, status: FineTuneJobStatus, ended: Sequence[LedgerRecord]
 ) -> tuple[LedgerRecord, ...]:
     """Returns the record of a live attempt if the status is the first of a day: its usage up to the last status of the
-    day before. If it could not be written then, it is due until it is."""
+    day before, apart from the records of what has ended. If it could not be written then, it is due until it is."""
     stored, live = observation.status, stages.live
     if live is None or stored.active_time is None or status.active_time is None:
         return ()
     if status.active_time.as_of.date() <= _day(observation.job, stored, observation.now):
         return ()
     used = Amounts.of(stored.cost) - Amounts.of(stored.ledger)
-    return (_of_attempt(observation, status, live, used, plan=stages.plan),) if used else ()
+    for record in ended:
+        used -= Amounts.of_record(record)
+    sequence = recorded_count(status) + len(ended) + 1
+    return (_of_attempt(observation, stages, status, live, used, sequence=sequence),) if used else ()
 
 
 def _record(
@@ -234,33 +249,30 @@ def _record(
         currency=cost.currency if cost else None,
         chip_hours=own.chip_hours,
         cost=own.cost if cost and cost.amount is not None else None,
-        trained=None if values["outcome"] in UNFINISHED else _trained(status, key),
         **values,
     )
 
 
-def _trained(status: FineTuneJobStatus, key: AttemptKey) -> TrainedSteps | None:
-    """Returns the steps that the status reports of an attempt of Train that has ended; None if it reports none."""
-    entry, resolved = history(status).get(key), status.resolved
-    if key.stage is not Stage.TRAIN or entry is None or entry.start_step is None or entry.end_step is None:
+def _trained(
+    stages: JobStages, status: FineTuneJobStatus, attempt: Attempt, end: AttemptResult
+) -> TrainedSteps | None:
+    """Returns what the attempts of Train have made until the end of this one; None if that is not known, or if they had
+    different numbers of chips."""
+    plan, (_, end_step) = stages.plan, attempt_steps(attempt, end)
+    if attempt.key.stage is not Stage.TRAIN or end_step is None:
         return None
-    method, numbers = (resolved.method, resolved.hyperparameters) if resolved else (None, None)
-    if method is None or numbers is None or not numbers.max_seq_length or not numbers.global_batch_size:
-        return None
-    # The usage is that of all runs. Earlier ones have ended by evictions, which have entries without a JobSet.
-    this = entry.stage, entry.attempt
-    evicted = (each for each in ended_attempts(status) if (each.stage, each.attempt) == this)
-    start_step = next((each for each in evicted if each.job_set is None), entry).start_step
-    if start_step is None:
+    runs = [run for run in stages.classified if run[0].key.stage is Stage.TRAIN and run[0].key <= attempt.key]
+    starts = [start for run in runs if (start := attempt_steps(*run)[0]) is not None]
+    chips = {rate_of(run, plan).chips for run, _ in runs}
+    if len(chips) > 1 or (plan.resumes and not starts):
         return None
     return TrainedSteps(
-        start_step=start_step,
-        end_step=entry.end_step,
-        method=method.type,
-        lora=method.lora_rank is not None,
-        quantization=method.quantization or "",
-        max_seq_length=numbers.max_seq_length,
-        global_batch_size=numbers.global_batch_size,
+        start_step=min(starts) if plan.resumes else 0,
+        end_step=end_step,
+        attempts=len(runs),
+        # No stage before Train has chips.
+        seconds=int(Amounts.of(status.cost).chip_hours * 3600 / max(1, *chips)),
+        **step_settings(plan),
     )
 
 

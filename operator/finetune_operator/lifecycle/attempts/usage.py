@@ -16,6 +16,7 @@ from finetune_contract.base import MOST_PRICE, MOST_SECONDS
 from finetune_operator.api import ConditionType
 from finetune_operator.api.status_stages import ActiveTime
 from finetune_operator.api.timestamps import parse, whole_second
+from finetune_operator.ledger.amounts import Amounts
 from finetune_operator.lifecycle.attempts.attempt import Attempt
 from finetune_operator.lifecycle.attempts.wait_times import recorded_waits
 from finetune_operator.lifecycle.children.pods import running_span
@@ -30,8 +31,6 @@ type Part = tuple[float, "UsageRate"]
 """Seconds, and the rate that applies to them."""
 
 _HOUR = 3600
-#: Of ``status.cost``: a larger amount with six decimals is longer than the field.
-_MOST = 1e17
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,13 +77,12 @@ def usage(plan: Plan, attempts: Iterable[Attempt], observation: Observation) -> 
         later = max([later, [(unobserved, rate)]], key=lambda parts: _sum(plan, parts).chip_hours)
     since = _sum(plan, later, _seconds_since(as_of, now))
     seconds = previous.active_time.seconds if previous.active_time else 0
-    chip_hours = (reported_amount(previous.cost.chip_hours) if previous.cost else None) or 0.0
-    amount = reported_amount(previous.cost.amount) if previous.cost else None
-    costs = [each for each in (seen.cost, amount) if each is not None]
+    reported = Amounts.of(previous.cost)
+    priced = seen.cost is not None or (previous.cost is not None and previous.cost.amount is not None)
     return Usage(
         seconds=max(seen.seconds, seconds + since.seconds),
-        chip_hours=max(seen.chip_hours, chip_hours + since.chip_hours),
-        cost=max(seen.cost or 0.0, (amount or 0.0) + (since.cost or 0.0)) if costs else None,
+        chip_hours=max(seen.chip_hours, float(reported.chip_hours) + since.chip_hours),
+        cost=max(seen.cost or 0.0, float(reported.cost) + (since.cost or 0.0)) if priced else None,
     )
 
 
@@ -98,14 +96,6 @@ def _unobserved(observation: Observation, now: datetime) -> float:
     if until is None or status.active_time is None or not (running and status.stage and status.stage.on_tpu):
         return 0.0
     return max(0.0, (min(until, now) - status.active_time.as_of).total_seconds())
-
-
-def reported_amount(reported: str | None) -> float | None:
-    """Returns hours or money of ``status.cost``; None if it is missing, or more than a status of the operator holds."""
-    if reported is None:
-        return None
-    amount = float(reported)
-    return amount if amount < _MOST else None
 
 
 def _seconds_since(begin: datetime | None, now: datetime) -> float:

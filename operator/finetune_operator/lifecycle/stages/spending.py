@@ -13,9 +13,10 @@ from finetune_contract import ExitCode, Failure, Stage
 from finetune_operator.api import Reason
 from finetune_operator.api.numbers import decimal
 from finetune_operator.api.timestamps import stamp
+from finetune_operator.ledger.amounts import Amounts
 from finetune_operator.ledger.month import Month
 from finetune_operator.lifecycle.attempts.attempt import Attempt
-from finetune_operator.lifecycle.attempts.usage import Usage, rate_of, reported_amount
+from finetune_operator.lifecycle.attempts.usage import Usage, rate_of
 from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.lifecycle.stages.findings import estimated_seconds
 from finetune_operator.lifecycle.stages.job_stages import JobStages, MonthlyLimit
@@ -210,11 +211,10 @@ def monthly_limit(observation: Observation, used: Usage) -> MonthlyLimit | None:
     if budget.recorded is None:
         return MonthlyLimit(budget=budget, used=None)
     as_of = status.active_time.as_of if status.active_time else None
-    cost = reported_amount(status.cost.chip_hours) if status.cost else None
-    ledger = reported_amount(status.ledger.chip_hours) if status.ledger else None
+    reported, recorded = (float(Amounts.of(part).chip_hours) for part in (status.cost, status.ledger))
     # A report of an earlier month is recorded in that month.
     earlier = as_of is not None and Month.of(as_of) < budget.month
-    before = (cost or 0.0) if earlier else max(ledger or 0.0, budget.own)
+    before = reported if earlier else max(recorded, budget.own)
     own = max(0.0, used.chip_hours - before)
     return MonthlyLimit(budget=budget, used=budget.recorded + budget.others + own)
 

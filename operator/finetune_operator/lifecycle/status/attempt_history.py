@@ -63,7 +63,7 @@ def _with_lost_steps(
     return found[::-1]
 
 
-def _steps(attempt: Attempt, result: AttemptResult) -> tuple[int | None, int | None]:
+def attempt_steps(attempt: Attempt, result: AttemptResult) -> tuple[int | None, int | None]:
     """Returns the first and the last step of the attempt: those that the trainer recorded, or else the operator."""
     written = attempt.result
     if written and isinstance(written.details, TrainOutcome):
@@ -131,7 +131,7 @@ def _with_end(entry: AttemptRecord, attempt: Attempt) -> AttemptRecord:
 def _ended(attempt: Attempt, result: AttemptResult, stages: JobStages, node: str | None) -> AttemptRecord:
     """``node``: the node that the history names already, which is used if the pods are gone."""
     host = result.failure.host if result.failure else 0
-    start_step, end_step = _steps(attempt, result)
+    start_step, end_step = attempt_steps(attempt, result)
     return AttemptRecord.model_construct(
         stage=attempt.key.stage,
         attempt=attempt.ordinal,

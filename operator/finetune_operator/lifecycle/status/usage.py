@@ -10,7 +10,8 @@ from finetune_operator.api import FineTuneJobStatus
 from finetune_operator.api.numbers import decimal
 from finetune_operator.api.status_stages import ActiveTime, CostStatus, MonthlyBudgetStatus
 from finetune_operator.api.timestamps import whole_second
-from finetune_operator.lifecycle.attempts.usage import Usage, active_time, rate_of, reported_amount
+from finetune_operator.ledger.amounts import Amounts
+from finetune_operator.lifecycle.attempts.usage import Usage, active_time, rate_of
 from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.lifecycle.stages.job_stages import JobStages
 from finetune_operator.lifecycle.stages.spending import against
@@ -86,15 +87,15 @@ def _grown_cost(reported: CostStatus | None, used: Usage, *, in_money: bool) -> 
     """Returns ``status.cost`` from the last report and what is used now. ``in_money``: whether the job's budget limits
     the cost."""
     before = reported or CostStatus.model_construct(chip_hours="0")
-    more = used.chip_hours - (reported_amount(before.chip_hours) or 0.0)
+    counted, left = Amounts.of(before), before.budget_remaining
+    more = used.chip_hours - float(counted.chip_hours)
     if in_money:
-        more = (used.cost or 0.0) - (reported_amount(before.amount) or 0.0)
-    left = reported_amount(before.budget_remaining)
+        more = (used.cost or 0.0) - float(counted.cost)
     return before.model_copy(
         update={
             "chip_hours": rounded_down(used.chip_hours),
             "amount": None if before.amount is None else rounded_down(used.cost or 0.0),
-            "budget_remaining": None if left is None else _remaining(left - max(0.0, more)),
+            "budget_remaining": None if left is None else _remaining(float(left) - max(0.0, more)),
         }
     )
 

@@ -7,8 +7,8 @@ from decimal import Decimal
 from finetune_contract import Stage
 from finetune_operator.api.conditions import is_true
 from finetune_operator.api.timestamps import after, parse, stamp, whole_second
+from finetune_operator.ledger.amounts import Amounts, amount, text_of
 from finetune_operator.ledger.month import Month
-from finetune_operator.lifecycle.accounting.amounts import Amounts, amount, text_of
 from finetune_operator.objects import Object
 
 _HOUR = 3600

@@ -59,12 +59,17 @@ class Amounts:
 
 def amount(text: object) -> Decimal:
     """Returns hours or money of a status; 0 if it is none that the operator has reported."""
+    return reported(text) or _NOTHING
+
+
+def reported(text: object) -> Decimal | None:
+    """Returns hours or money of a status; None if it is none that the operator has reported."""
     try:
-        found = Decimal(text) if isinstance(text, str) else _NOTHING
+        found = Decimal(text) if isinstance(text, str) else None
         # Six decimals, as the operator reports: never rounded up.
-        return found.quantize(_UNIT, ROUND_DOWN) if 0 <= found < _MOST else _NOTHING
+        return found.quantize(_UNIT, ROUND_DOWN) if found is not None and 0 <= found < _MOST else None
     except InvalidOperation:
-        return _NOTHING
+        return None
 
 
 def text_of(amount: Decimal) -> str:

@@ -11,12 +11,12 @@ from datetime import datetime
 from decimal import Decimal
 
 from finetune_operator.api.timestamps import after
+from finetune_operator.ledger.amounts import Amounts
+from finetune_operator.ledger.job_usage import JobUsage, job_usage
 from finetune_operator.ledger.layout import record_uri
 from finetune_operator.ledger.month import Month, MonthlyBudget
 from finetune_operator.ledger.record import LedgerRecord
 from finetune_operator.ledger.sums import CostSum, item_of
-from finetune_operator.lifecycle.accounting.amounts import Amounts
-from finetune_operator.lifecycle.accounting.job_usage import JobUsage, job_usage
 from finetune_operator.objects import Object
 
 #: Longest time since the last report of a running job: its deletion may be observed later than it happened.
