@@ -18,7 +18,7 @@ from finetune_operator.lifecycle.children.jobset import JobSet
 from finetune_operator.lifecycle.children.ownership import owner_uids
 from finetune_operator.lifecycle.children.pod import Pod
 from finetune_operator.lifecycle.children.workload import Workload
-from finetune_operator.lifecycle.decide import finished, unprocessed
+from finetune_operator.lifecycle.job import finished, unprocessed
 from finetune_operator.objects import Object
 from finetune_operator.reconcile.watch_entries import MAY_BE_CHILD, ChildVersion, JobEntries
 from finetune_operator.reconcile.watch_objects import (

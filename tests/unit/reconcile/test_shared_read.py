@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
+from finetune_operator.lifecycle.job import Job
 from finetune_operator.lifecycle.observation import Observation, RunFolderView
-from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.reconcile.other_objects import OtherObjects, SharedRead
 from finetune_operator.reconcile.served_namespaces import ServedNamespaces
 from tests.unit.reconcile.fakes import NOW, FakeCluster
@@ -101,8 +101,7 @@ async def test_jobs_that_are_admitted_at_once_share_lists_of_profiles_and_of_the
     observations = [
         Observation(
             now=NOW,
-            job={"metadata": {"namespace": namespace, "name": f"job-{number}"}, "spec": {}},
-            status=read_status(None),
+            job=Job.parse({"metadata": {"namespace": namespace, "name": f"job-{number}"}, "spec": {}}),
             profiles=(),
             stored=None,
             jobsets=(),

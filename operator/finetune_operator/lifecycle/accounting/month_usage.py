@@ -17,6 +17,7 @@ from finetune_operator.ledger.record import LedgerRecord
 from finetune_operator.ledger.sums import CostSum, item_of
 from finetune_operator.lifecycle.accounting.amounts import Amounts
 from finetune_operator.lifecycle.accounting.job_usage import JobUsage, job_usage
+from finetune_operator.lifecycle.job import Job
 from finetune_operator.objects import Object
 
 #: Longest time since the last report of a running job: its deletion may be observed later than it happened.
@@ -109,13 +110,13 @@ class MonthUsage:
         for key in [key for key in self._records if key[0] == namespace and key[1] < month.previous]:
             del self._records[key]
 
-    def budget(self, job: Object, profile: str, limit: float, now: datetime) -> MonthlyBudget:
+    def budget(self, job: Job, profile: str, limit: float, now: datetime) -> MonthlyBudget:
         """Returns the budget of a job's namespace under its profile, whose limit of chip hours for each namespace and
         month is ``limit``."""
-        metadata, month = job["metadata"], Month.of(now)
-        records = self._records.get((metadata["namespace"], month))
-        begin, end, jobs = month.begin, min(now, month.end), dict(self._jobs[metadata["namespace"]])
-        own = jobs.pop(metadata["uid"], None)
+        month = Month.of(now)
+        records = self._records.get((job.namespace, month))
+        begin, end, jobs = month.begin, min(now, month.end), dict(self._jobs[job.namespace])
+        own = jobs.pop(job.uid, None)
         others, chips = records.deleted.get(profile, 0.0) if records else 0.0, 0
         for each in jobs.values():
             if each.usage.profile == profile:
