@@ -88,7 +88,8 @@ class Job:
     status: FineTuneJobStatus
     """The valid part of what is stored."""
     finished: bool
-    """:func:`finished`."""
+    """Whether the status, be it valid or not, says that the job has ended. This is final: a finished job never starts
+    again by itself."""
     unprocessed: bool
     """:func:`unprocessed`."""
     document: Object
@@ -111,15 +112,10 @@ class Job:
             annotations=_first(section(section(found, "metadata"), "annotations")),
             control=Control.parse(section(found, "spec")),
             status=read_status(found.get("status")),
-            finished=finished(found),
+            finished=is_true(found, "Finished"),
             unprocessed=unprocessed(found),
             document=document,
         )
-
-
-def finished(found: Object) -> bool:
-    """Whether the status says that the job has ended. This is final: a finished job never starts again by itself."""
-    return is_true(found, "Finished")
 
 
 def unprocessed(found: Object) -> bool:

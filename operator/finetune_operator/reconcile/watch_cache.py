@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
 
+from finetune_operator.api.conditions import is_true
 from finetune_operator.cluster.port import JOBS, JOBSETS, PODS, WORKLOADS, ResourceKind, WatchStream
 from finetune_operator.lifecycle.children.jobset import JobSet
 from finetune_operator.lifecycle.children.ownership import owner_uids
 from finetune_operator.lifecycle.children.pod import Pod
 from finetune_operator.lifecycle.children.workload import Workload
-from finetune_operator.lifecycle.job import finished, unprocessed
+from finetune_operator.lifecycle.job import unprocessed
 from finetune_operator.objects import Object
 from finetune_operator.reconcile.watch_entries import MAY_BE_CHILD, ChildVersion, JobEntries
 from finetune_operator.reconcile.watch_objects import (
@@ -263,10 +264,10 @@ class WatchCache:
                 return
             if before.uid != metadata["uid"]:
                 self._missed(json.loads(before.document))
-            if before.uid != metadata["uid"] or finished(job):
+            if before.uid != metadata["uid"] or is_true(job, "Finished"):
                 # Decisions about a finished job are rare, and read live.
                 self._entries.drop(before)
-        if not finished(job):
+        if not is_true(job, "Finished"):
             begun = any(state.begun for state in self.streams.known(MAY_BE_CHILD, metadata["namespace"]))
             self._entries.put_job(job, complete=unprocessed(job) or not begun)
 
