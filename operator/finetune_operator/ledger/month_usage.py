@@ -109,13 +109,13 @@ class MonthUsage:
         for key in [key for key in self._records if key[0] == namespace and key[1] < month.previous]:
             del self._records[key]
 
-    def budget(self, job: Object, profile: str, limit: float, now: datetime) -> MonthlyBudget:
-        """Returns the budget of a job's namespace under its profile, whose limit of chip hours for each namespace and
-        month is ``limit``."""
-        metadata, month = job["metadata"], Month.of(now)
-        records = self._records.get((metadata["namespace"], month))
-        begin, end, jobs = month.begin, min(now, month.end), dict(self._jobs[metadata["namespace"]])
-        own = jobs.pop(metadata["uid"], None)
+    def budget(self, namespace: str, uid: str, profile: str, limit: float, now: datetime) -> MonthlyBudget:
+        """Returns the budget of a namespace under a profile, whose limit of chip hours for each namespace and month is
+        ``limit``, as it is for the job with that uid."""
+        month = Month.of(now)
+        records = self._records.get((namespace, month))
+        begin, end, jobs = month.begin, min(now, month.end), dict(self._jobs[namespace])
+        own = jobs.pop(uid, None)
         others, chips = records.deleted.get(profile, 0.0) if records else 0.0, 0
         for each in jobs.values():
             if each.usage.profile == profile:

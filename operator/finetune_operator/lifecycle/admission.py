@@ -23,7 +23,7 @@ def admit_job(observation: Observation) -> NextStep:
     """
     job, planner = observation.job, observation.planner
     admission = admit(
-        job,
+        job.document,
         observation.profiles,
         observation.template,
         observation.source,
@@ -39,7 +39,7 @@ def admit_job(observation: Observation) -> NextStep:
     if named and named != {stored.digest}:
         raise Refused(
             Reason.PLAN_MISSING,
-            f"The job's plan, ConfigMap {plan_name(job['metadata']['uid'])} in the operator's namespace, is missing "
+            f"The job's plan, ConfigMap {plan_name(job.uid)} in the operator's namespace, is missing "
             "and cannot be rebuilt: the job or its profile has changed since the job was admitted. Restore the "
             "ConfigMap or undo the change; or create the job again: spec.resumeFrom continues from its last "
             "checkpoint.",
@@ -60,14 +60,14 @@ def current_plan(
     """
     fresh = [each for each in attempts if since_retry(observation.folder.retry, each)]
     tried = flavors_tried(fresh)
-    planner = observation.planner
-    plan, refused = planner.plan(observation.job, stored, tried, None)
+    planner, job = observation.planner, observation.job.document
+    plan, refused = planner.plan(job, stored, tried, None)
     if plan.memory is not None and not plan.memory.candidates:
         return plan, refused
     found = preflight_found(observation, plan, attempts)
     if found is None or found.memory is None:
         return plan, refused
-    return planner.plan(observation.job, stored, tried, found.memory)
+    return planner.plan(job, stored, tried, found.memory)
 
 
 def stored_plan(observation: Observation) -> StoredPlan | None:
@@ -78,7 +78,7 @@ def stored_plan(observation: Observation) -> StoredPlan | None:
         return None
     if isinstance(stored, Refused):
         raise stored
-    if stored.job != identity(observation.job):
+    if stored.job != identity(observation.job.document):
         raise Refused(
             Reason.PLAN_MISSING,
             f"ConfigMap {plan_name(stored.job.uid)} in the operator's namespace is the plan of "

@@ -10,13 +10,7 @@ from finetune_operator.lifecycle.attempts.stop_records import CANCELLED
 from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.lifecycle.stages.job_stages import JobStages
 from finetune_operator.lifecycle.stages.spending import ForcedSuspension
-from finetune_operator.objects import Object
 from finetune_operator.planning import Refused
-
-
-def is_cancelled(job: Object) -> bool:
-    """Returns whether the job's user has cancelled it."""
-    return bool(job["spec"].get("cancel", False))
 
 
 def cancelled(stages: JobStages | None) -> Failure:
@@ -56,8 +50,6 @@ def ends_unstarted(observation: Observation) -> bool:
     begun = (reported and reported.total) or any(each.job_set for each in stages)
     if observation.jobsets or observation.pods or begun:
         return False
-    folder, uid = observation.folder, observation.job["metadata"]["uid"]
-    waits_for_takeover = "resumeFrom" in observation.job["spec"] and all(
-        each.uid != uid for each in folder.takeovers
-    )
+    job, folder = observation.job, observation.folder
+    waits_for_takeover = job.control.resumes and all(record.uid != job.uid for record in folder.takeovers)
     return observation.stored is None or folder.unreadable is not None or waits_for_takeover

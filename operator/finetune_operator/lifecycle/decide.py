@@ -4,7 +4,6 @@ from dataclasses import replace
 
 from finetune_contract import Stage
 from finetune_operator.api import Reason
-from finetune_operator.api.conditions import is_true
 from finetune_operator.lifecycle.accounting.recorded import with_records
 from finetune_operator.lifecycle.accounting.records import due_records
 from finetune_operator.lifecycle.attempts.damaged_records import without_damaged_records
@@ -20,7 +19,6 @@ from finetune_operator.lifecycle.observation import Observation, ReadFailure, Ru
 from finetune_operator.lifecycle.rules import next_step
 from finetune_operator.lifecycle.status.events import job_events
 from finetune_operator.lifecycle.status.job_status import job_status
-from finetune_operator.objects import Object
 
 _FIRST = AttemptKey(Stage.PREFLIGHT, 1)
 
@@ -43,17 +41,6 @@ def decide(observation: Observation) -> Decision:
         why = ReadFailure(reason=Reason.RECORD_MALFORMED, message=message)
         decision = _decide(replace(observation, folder=RunFolderView(unreadable=why)))
         return replace(decision, fault=error)
-
-
-def finished(job: Object) -> bool:
-    """Whether the status says that the job has ended. This is final: a finished job never starts again by itself."""
-    return is_true(job, "Finished")
-
-
-def unprocessed(job: Object) -> bool:
-    """Whether the operator has written no status of the job yet. Plan and first JobSet may already exist."""
-    observed = (job.get("status") or {}).get("observedGeneration", -1)
-    return bool(observed == -1)
 
 
 def _decide(observation: Observation) -> Decision:
@@ -85,7 +72,7 @@ def _is_unreported_start(observation: Observation, step: NextStep) -> bool:
     """Whether the step creates a job's first JobSet, and its status replaces none, not even an error's. The next
     decision gives the same status and Events, with a later time."""
     first = isinstance(step.action, Create) and AttemptKey.of(step.action.jobset) == _FIRST
-    return first and unprocessed(observation.job) and not observation.status.conditions
+    return first and observation.job.unprocessed and not observation.status.conditions
 
 
 def _with_unwritten(observation: Observation, step: NextStep, unwritten: tuple[Record, ...]) -> NextStep:
@@ -94,9 +81,7 @@ def _with_unwritten(observation: Observation, step: NextStep, unwritten: tuple[R
     Records are written before the status that no longer holds them.
     """
     folder_is_known = observation.stored is not None and not observation.folder.unreadable
-    if not folder_is_known or step.pending is not None or "deletionTimestamp" in observation.job["metadata"]:
-        return step
-    if finished(observation.job):
+    if not folder_is_known or step.pending is not None or observation.job.deleted or observation.job.finished:
         return step
     records = {**dict(unwritten), **dict(step.action.records)}
     return replace(step, action=replace(step.action, records=tuple(records.items())), pending=())

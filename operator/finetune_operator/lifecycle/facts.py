@@ -5,13 +5,11 @@ from functools import cached_property
 
 from finetune_contract import Failure, Stage
 from finetune_operator.api import Reason, StagePhase, WaitingReason
-from finetune_operator.api.conditions import is_true
 from finetune_operator.lifecycle.admission import admit_job, current_plan, stored_plan
 from finetune_operator.lifecycle.attempts.attempt import Attempt, attempts_of, seconds_beside_others
 from finetune_operator.lifecycle.attempts.pending_records import confirmed_records
 from finetune_operator.lifecycle.attempts.stop_records import requested_stop
 from finetune_operator.lifecycle.attempts.usage import Usage
-from finetune_operator.lifecycle.cancellation import is_cancelled
 from finetune_operator.lifecycle.decision import Admit, Delete, NextStep, Record, Wait
 from finetune_operator.lifecycle.job_state import JobPhase, JobState, WaitCause
 from finetune_operator.lifecycle.observation import Observation
@@ -56,18 +54,18 @@ class Facts:
     @property
     def deleted(self) -> bool:
         """Whether the job is being deleted."""
-        return "deletionTimestamp" in self.observation.job["metadata"]
+        return self.observation.job.deleted
 
     @cached_property
     def ended(self) -> bool:
         """Whether the job has ended, and no retry is recorded that its status does not show yet."""
         shown = self.observation.status.retry_generation or 0
-        return is_true(self.observation.job, "Finished") and acted_generation(self.observation) <= shown
+        return self.observation.job.finished and acted_generation(self.observation) <= shown
 
     @cached_property
     def requested(self) -> Failure | None:
         """The stop that the job's user requests; None: the job may run."""
-        return requested_stop(self.observation.job["spec"])
+        return requested_stop(self.observation.job.control)
 
     @cached_property
     def attempts(self) -> tuple[Attempt, ...]:
@@ -197,7 +195,7 @@ class Facts:
         held = dict(confirmed_records(self.observation))
         pending = held | {key: record for key, record in records or () if key not in held}
         summary = None
-        if self.stages is None and self.refused and is_cancelled(self.observation.job):
+        if self.stages is None and self.refused and self.observation.job.control.cancel:
             summary = f"Cancelled, and ends when this is corrected: {self.refused.message}"
         elif self.stages is None and records and not self.requested:
             summary = records[-1][1].message

@@ -27,6 +27,7 @@ from finetune_operator.lifecycle.children.object_events import ObjectEvent
 from finetune_operator.lifecycle.children.pod import Pod
 from finetune_operator.lifecycle.children.quotas import Quota
 from finetune_operator.lifecycle.children.workload import Workload
+from finetune_operator.lifecycle.job import Job
 from finetune_operator.objects import Object
 from finetune_operator.planning import Refused, StoredPlan
 from finetune_operator.planning.admission import Planner
@@ -172,10 +173,7 @@ class Observation:
     """
 
     now: datetime
-    job: Object
-    """The FineTuneJob."""
-    status: FineTuneJobStatus
-    """The job's status as it is stored now (``lifecycle.status.fitting.read_status``)."""
+    job: Job
     profiles: tuple[Object, ...]
     """All FineTuneProfiles, from which admission chooses. Ignored once ``stored`` exists."""
     stored: StoredPlan | Refused | None
@@ -208,8 +206,6 @@ class Observation:
     events: tuple[ObjectEvent, ...] | None = None
     """Events about the object that the previous decision named; None: not read."""
     planner: Planner = field(default_factory=Planner, compare=False)
-    job_texts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """The job's labels and annotations (``reduced_job.job_texts``). Empty unless it was read live."""
     ledger: str | None = None
     """URI of the operator's ledger; None if it keeps none."""
     month: MonthlyBudget | None = None
@@ -226,6 +222,11 @@ class Observation:
     live_jobs: int = 1
     """Number of jobs that have not finished, including this one. The more there are, the less often progress is
     written."""
+
+    @property
+    def status(self) -> FineTuneJobStatus:
+        """The job's status as it is stored now."""
+        return self.job.status
 
     def pace(self, least: float = 10.0) -> float:
         """Returns the seconds until the job is observed again although no watch has reported a change."""

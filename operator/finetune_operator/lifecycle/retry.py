@@ -11,7 +11,7 @@ from finetune_operator.planning.requests import MAX_ATTEMPT
 
 def requested_generation(observation: Observation) -> int | None:
     """Returns the generation to act on now. None: there is none, or whether it was acted on before is unknown."""
-    wanted = observation.job["spec"].get("retry", {}).get("generation", 0)
+    wanted = observation.job.control.retry_generation
     return wanted if not observation.folder.unreadable and wanted > acted_generation(observation) else None
 
 
@@ -26,10 +26,10 @@ def retry_record(observation: Observation, stages: JobStages, generation: int) -
 
     Raises Refused if a stage that is to be repeated has no attempt number left.
     """
-    named = observation.job["spec"]["retry"].get("fromStage")
+    named = observation.job.control.retry_from
     if named is None and stages.succeeded:
         return None
-    from_stage = Stage(named) if named else stages.current.stage
+    from_stage = named or stages.current.stage
     first = {stage: _first(stages, stage) for stage in Stage}
     for stage, number in first.items():
         if number > MAX_ATTEMPT and (stage.order >= from_stage.order or not stages[stage].done):

@@ -18,7 +18,6 @@ from finetune_operator.lifecycle.attempts.stop_records import RUN_FOLDER_UNREADA
 from finetune_operator.lifecycle.cancellation import (
     cancelled,
     ends_unstarted,
-    is_cancelled,
     not_ended,
     not_retried,
 )
@@ -44,7 +43,6 @@ from finetune_operator.lifecycle.stages.job_stages import StageState
 from finetune_operator.lifecycle.stages.retry_budget import too_many_attempts
 from finetune_operator.lifecycle.stages.spending import (
     ForcedSuspension,
-    budget_exceeded,
     monthly_stop,
     seconds_of_wait,
 )
@@ -74,9 +72,9 @@ def _of_job(facts: Facts) -> NextStep | None:
     if facts.deleted:
         # A finalizer of another client may keep the job, and its JobSets with it: nothing may run on without limits.
         return NextStep(action=stop(observation.jobsets))
-    if facts.ended and (is_cancelled(job) or retry.requested_generation(observation) is None):
+    if facts.ended and (job.control.cancel or retry.requested_generation(observation) is None):
         return _ended(observation)
-    if is_cancelled(job) and ends_unstarted(observation):
+    if job.control.cancel and ends_unstarted(observation):
         return NextStep(action=Finish(), state=JobState(phase=JobPhase.FAILED, failure=cancelled(None)))
     if facts.stores:
         return facts.stores
@@ -112,7 +110,7 @@ def _of_stages(facts: Facts) -> NextStep | None:  # noqa: PLR0911  one per rule
         return _end(facts, JobPhase.FAILED, _not_allowed(broken))
     if stages.plan.plan_only and stages[Stage.PREFLIGHT].done:
         return _end(facts, JobPhase.PLANNED)
-    if is_cancelled(facts.observation.job):
+    if facts.observation.job.control.cancel:
         if facts.unknown:
             return _wait(facts, JobState(phase=JobPhase.SUSPENDED, over=not_ended()))
         return _end(facts, JobPhase.FAILED, cancelled(stages))
@@ -122,7 +120,7 @@ def _of_stages(facts: Facts) -> NextStep | None:  # noqa: PLR0911  one per rule
 def _next_attempt(facts: Facts) -> NextStep:  # noqa: PLR0911  one per rule
     """The rules for the next attempt: it starts if no limit forbids it and its time has come."""
     observation, stages = facts.observation, facts.planned
-    exceeded, left = budget_exceeded(stages), facts.limits.active_left
+    exceeded, left = facts.limits.exceeded, facts.limits.active_left
     if facts.unknown:
         return _still_held(facts, exceeded)
     if facts.refused:
@@ -212,11 +210,11 @@ def _end(facts: Facts, phase: JobPhase, failure: Failure | None = None) -> NextS
 
 def _ended(observation: Observation) -> NextStep:
     """Nothing of the job runs, and its JobSets are deleted when their time has come."""
-    ttl = observation.job["spec"].get("childTTLSecondsAfterFinished")
+    ttl = observation.job.control.child_ttl
     completed = observation.status.completion_time
     left = None
     if ttl is not None and completed is not None:
-        left = float(ttl - (observation.now - completed).total_seconds())
+        left = ttl - (observation.now - completed).total_seconds()
     expired = left is not None and left <= 0
     obsolete = [each for each in observation.jobsets if expired and not each.deleting]
     leftover = stop(observation.jobsets)
@@ -293,7 +291,7 @@ def _with_retry(facts: Facts, step: NextStep) -> NextStep:  # noqa: PLR0911  one
     observation, generation = facts.observation, retry.requested_generation(facts.observation)
     if generation is None or facts.deleted:
         return step
-    if is_cancelled(observation.job):
+    if observation.job.control.cancel:
         if facts.ended:
             return replace(step, not_retried=not_retried())
         # A retry that was requested before the end needs no answer.

@@ -9,11 +9,11 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from finetune_contract.versions import CONTRACT_VERSION
-from finetune_operator.api import FineTuneJobStatus
+from finetune_operator.api import API_VERSION, FineTuneJobStatus
 from finetune_operator.api.common import Timestamp
 from finetune_operator.api.timestamps import stamp
+from finetune_operator.lifecycle.job import MOST_TEXTS
 from finetune_operator.lifecycle.observation import Observation
-from finetune_operator.lifecycle.reduced_job import MOST_TEXTS
 
 type Texts = Annotated[dict[str, str], Field(max_length=MOST_TEXTS)]
 
@@ -42,7 +42,7 @@ class RecordedJob(_Part):
     metadata: RecordedMetadata
     spec: dict[str, Any]
     status: dict[str, Any]
-    """As the operator wrote it last, without ``ledger``. ``lifecycle.status.fitting.read_status`` reads it."""
+    """As the operator wrote it last, without ``ledger``. ``lifecycle.fitting.read_status`` reads it."""
 
 
 class RunRecord(_Part):
@@ -62,20 +62,19 @@ def run_record(observation: Observation, status: FineTuneJobStatus, *, operator:
     Its size is bounded by that of the job, which has at most 1.5 MiB in the API server. ``operator`` is the version of
     the operator.
     """
-    job, metadata = observation.job, observation.job["metadata"]
-    names = ("namespace", "name", "uid", "creationTimestamp")
+    job = observation.job
+    metadata = {name: getattr(job, name) for name in ("namespace", "name", "uid", "labels", "annotations")}
+    if job.creation_timestamp:
+        metadata["creationTimestamp"] = stamp(job.creation_timestamp)
     record = {
         "written": stamp(observation.now),
         "operator": operator,
         "contract": str(CONTRACT_VERSION),
         "job": {
-            "apiVersion": job["apiVersion"],
-            "kind": job["kind"],
-            "metadata": {
-                **{name: metadata[name] for name in names if name in metadata},
-                **observation.job_texts,
-            },
-            "spec": job["spec"],
+            "apiVersion": API_VERSION,
+            "kind": "FineTuneJob",
+            "metadata": metadata,
+            "spec": job.document["spec"],
             # The operator's ledger is written after this record.
             "status": {key: each for key, each in status.to_document().items() if key != "ledger"},
         },

@@ -41,8 +41,10 @@ class Limits:
     """Running time over all attempts."""
     active: int | None
     """Maximum of ``seconds``; None: no limit."""
-    spent: ForcedSuspension | None
-    """The limit on chip hours or money that is exhausted; None if all allow more."""
+    exceeded: ForcedSuspension | None
+    """The job's own limit on chip hours or money that is exhausted; None if all allow more."""
+    month: ForcedSuspension | None
+    """The same of the namespace's budget for the month."""
     blind: int | None = None
     """Maximum of seconds without knowledge of a training's progress (``spec.hangPolicy.blindSeconds``); None: no
     limit."""
@@ -99,7 +101,8 @@ def planned_limits(observation: Observation, stages: JobStages) -> Limits:
         observation=observation,
         seconds=stages.used.seconds,
         active=limits.active,
-        spent=budget_exceeded(stages) or must_stop(stages),
+        exceeded=budget_exceeded(stages),
+        month=must_stop(stages),
         blind=limits.blind,
         unknown=folder.unreadable or (folder.progress_unknown if trains else None),
         settled=bool(stages.succeeded or stages.failed),
@@ -114,12 +117,12 @@ def stop_of(limits: Limits, attempt: Attempt) -> Stop | None:  # noqa: PLR0911  
     observation = limits.observation
     if limits.settled:
         return Stop(record=None)
-    if requested := requested_stop(observation.job["spec"]):
+    if requested := requested_stop(observation.job.control):
         return Stop(record=requested)
     if limits.active_left is not None and limits.active_left <= 0:
         return Stop(record=deadlines.active_exceeded(limits.active))
-    if limits.spent and attempt.key.stage.on_tpu:
-        return Stop(record=budget_stop(limits.spent.message), over=limits.spent)
+    if (spent := limits.exceeded or limits.month) and attempt.key.stage.on_tpu:
+        return Stop(record=budget_stop(spent.message), over=spent)
     if limits.unknown and limits.blind_left is not None and limits.blind_left <= 0:
         return Stop(record=_unseen(limits.blind, limits.unknown), over=halted(limits.unknown))
     if attempt.trainer_ended and seconds_beside_others(attempt, observation.now) == 0:

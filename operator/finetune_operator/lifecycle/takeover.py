@@ -18,13 +18,13 @@ def takeover_record(
     Raises Refused if another job has taken the folder over or may still use it, if no job has ever run in it, or if a
     stage has no attempt number left.
     """
-    takeovers, metadata = observation.folder.takeovers, observation.job["metadata"]
-    if observation.folder.unreadable or (takeovers and takeovers[-1].uid == metadata["uid"]):
+    takeovers, job = observation.folder.takeovers, observation.job
+    if observation.folder.unreadable or (takeovers and takeovers[-1].uid == job.uid):
         return None
     # A job that has a JobSet has written a record, whatever has become of it since.
     reported = observation.status.attempts
     begun = bool(observation.jobsets or (reported and reported.total))
-    followed = any(each.uid == metadata["uid"] for each in takeovers) or (
+    followed = any(each.uid == job.uid for each in takeovers) or (
         begun and (observation.neighbours or observation.unserved_namespace)
     )
     if takeovers and (not plan.resumes or followed):
@@ -35,7 +35,7 @@ def takeover_record(
         )
     if not plan.resumes:
         return None
-    refuse_folder_in_use(observation.job, observation.neighbours)
+    refuse_folder_in_use(job.document, observation.neighbours)
     if observation.unserved_namespace is not None:
         raise Refused(
             Reason.RUN_FOLDER_IN_USE,
@@ -61,9 +61,7 @@ def takeover_record(
             Reason.TOO_MANY_ATTEMPTS,
             f"spec.resumeFrom.runFolder: {too_many_attempts(used_up).message} Create the job without spec.resumeFrom.",
         )
-    return TakeoverRecord(
-        uid=metadata["uid"], job=metadata["name"], namespace=metadata.get("namespace", "default"), first=first
-    )
+    return TakeoverRecord(uid=job.uid, job=job.name, namespace=job.namespace, first=first)
 
 
 def _again(observation: Observation, attempts: tuple[Attempt, ...]) -> dict[Stage, int]:

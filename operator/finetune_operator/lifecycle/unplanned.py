@@ -5,21 +5,23 @@ is deleted. Running time, chip hours and cost in the status are a floor; what ha
 the JobSets.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from finetune_contract import Failure
+from finetune_operator.ledger.amounts import Amounts
 from finetune_operator.lifecycle.attempts.attempt import Attempt
 from finetune_operator.lifecycle.attempts.usage import Usage, run_seconds, run_seconds_since
 from finetune_operator.lifecycle.attempts.wait_times import recorded_waits
+from finetune_operator.lifecycle.children.fields import amount, section
+from finetune_operator.lifecycle.job import Control
 from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.lifecycle.stages.spending import exhausted, month_exhausted, monthly_limit
 from finetune_operator.lifecycle.stops import Limits
 from finetune_operator.objects import Object
 from finetune_operator.planning.budget import SpendingLimit
 from finetune_operator.planning.errors import whom_to_ask
-from finetune_operator.planning.merge import lookup, merge
+from finetune_operator.planning.merge import merge
 from finetune_operator.planning.slices.topology import terms
 
 _HOUR = 3600
@@ -28,25 +30,25 @@ _HOUR = 3600
 def unplanned_limits(observation: Observation, used: Usage) -> Limits:
     """Returns the limits in the present spec and profile; if the profile is deleted, too, those in the status."""
     name, profile = _profile(observation)
-    spec = merge(profile.get("defaults") or {}, observation.job["spec"])
-    deadline, month = _number(spec.get("activeDeadlineSeconds")), monthly_limit(observation, used)
-    namespace, contact = observation.job["metadata"]["namespace"], whom_to_ask(profile.get("owner"))
+    control = Control.parse(merge(section(profile, "defaults"), section(observation.job.document, "spec")))
+    month, contact = monthly_limit(observation, used), whom_to_ask(profile.get("owner"))
     return Limits(
         observation=observation,
         seconds=used.seconds,
-        active=None if deadline is None else int(deadline),
-        spent=exhausted(_ceilings(observation, spec, name, profile, used))
-        or (month_exhausted(month, namespace, contact) if month and month.exhausted else None),
+        active=None if control.deadline is None else int(control.deadline),
+        exceeded=exhausted(_ceilings(observation, control, name, profile, used)),
+        month=month_exhausted(month, observation.job.namespace, contact)
+        if month and month.exhausted
+        else None,
     )
 
 
 def unplanned_usage(observation: Observation, attempts: Sequence[Attempt]) -> Usage:
     """Returns the usage in the status, and what the JobSets show of the time since."""
-    elapsed, reported = observation.status.active_time, observation.status.cost
+    elapsed, reported = observation.status.active_time, Amounts.of(observation.status.cost)
     as_of = elapsed.as_of if elapsed else None
     seconds = float(elapsed.seconds) if elapsed else 0.0
-    hours = (_number(reported.chip_hours) or 0.0) if reported else 0.0
-    cost = (_number(reported.amount) or 0.0) if reported else 0.0
+    hours, cost = float(reported.chip_hours), float(reported.cost)
     for attempt in attempts:
         length = (
             run_seconds_since(attempt, as_of, observation.now)
@@ -77,30 +79,22 @@ def _profile(observation: Observation) -> tuple[str, Object]:
 
 
 def _ceilings(
-    observation: Observation, spec: Object, name: str, profile: Object, used: Usage
+    observation: Observation, control: Control, name: str, profile: Object, used: Usage
 ) -> Iterator[tuple[SpendingLimit, float]]:
     """Yields each limit with the amount that counts towards it."""
     cost = observation.status.cost
-    if not profile and cost and lookup(spec, "budget.maxCost") is None:
+    if not profile and cost and cost.budget_remaining is not None and control.cost is None:
         # The profile is deleted, too: its limit is the sum of the used and the remaining chip hours in the status.
-        counted, left = _number(cost.chip_hours), _number(cost.budget_remaining)
-        if counted is not None and left is not None:
-            yield (
-                SpendingLimit(most=counted + left, path="the budget in status.cost", fails=False),
-                used.chip_hours,
-            )
-    for limit, path, amount in (
-        (lookup(spec, "budget.maxChipHours"), "spec.budget.maxChipHours", used.chip_hours),
-        (
-            lookup(profile, "constraints.maxChipHours"),
-            f'constraints.maxChipHours of profile "{name}"',
-            used.chip_hours,
-        ),
-        (lookup(spec, "budget.maxCost"), "spec.budget.maxCost", used.cost or 0.0),
+        most = float(Amounts.of(cost).chip_hours) + float(cost.budget_remaining)
+        yield SpendingLimit(most=most, path="the budget in status.cost", fails=False), used.chip_hours
+    allowed = amount(section(profile, "constraints"), "maxChipHours")
+    for limit, path, spent in (
+        (control.chip_hours, "spec.budget.maxChipHours", used.chip_hours),
+        (allowed, f'constraints.maxChipHours of profile "{name}"', used.chip_hours),
+        (control.cost, "spec.budget.maxCost", used.cost or 0.0),
     ):
-        most = _number(limit)
-        if most is not None:
-            yield SpendingLimit(most=most, path=path, fails=False), amount
+        if limit is not None:
+            yield SpendingLimit(most=limit, path=path, fails=False), spent
 
 
 def _chips(attempt: Attempt) -> int:
@@ -117,14 +111,6 @@ def _price(attempt: Attempt, observation: Observation) -> float | None:
     if found and found.chip_hour_price is not None:
         return found.chip_hour_price
     cost = observation.status.cost
-    hours, amount = (_number(cost.chip_hours), _number(cost.amount)) if cost else (None, None)
-    return amount / hours if hours and amount is not None else None
-
-
-def _number(value: object) -> float | None:
-    """None where the object, which may be invalid, holds none."""
-    try:
-        found = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else None
-    except ValueError:
-        return None
-    return found if found is not None and math.isfinite(found) else None
+    used = Amounts.of(cost)
+    priced = cost is not None and cost.amount is not None
+    return float(used.cost / used.chip_hours) if used.chip_hours and priced else None

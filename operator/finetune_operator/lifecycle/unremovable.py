@@ -22,7 +22,7 @@ def unremovable(observation: Observation, attempt: Attempt) -> WaitCause | None:
     A pod of an earlier restart counts, since JobSet creates no others before it is gone. One that has ended delays
     nothing beside a pod that runs in its place.
     """
-    jobset, namespace = attempt.jobset, observation.job["metadata"]["namespace"]
+    jobset, namespace = attempt.jobset, observation.job.namespace
     replaced = attempt.running and not (jobset and jobset.deleting)
     own = [pod for pod in observation.pods if pod.key and pod.key.jobset == attempt.key.jobset]
     kept: list[Pod | JobSet] = [pod for pod in own if pod.live or not replaced]

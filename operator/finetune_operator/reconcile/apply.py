@@ -15,7 +15,7 @@ from hashlib import sha256
 from weakref import WeakValueDictionary
 
 from finetune_contract import RunFolder
-from finetune_operator.api import FineTuneJobStatus
+from finetune_operator.api import API_VERSION, FineTuneJobStatus
 from finetune_operator.api.timestamps import stamp
 from finetune_operator.artifacts.port import ObjectStore, StorageError
 from finetune_operator.cluster.port import (
@@ -42,6 +42,7 @@ from finetune_operator.lifecycle.decision import (
     Finish,
     JobEvent,
 )
+from finetune_operator.lifecycle.job import Job
 from finetune_operator.lifecycle.observation import Observation, RetryRecord, TakeoverRecord
 from finetune_operator.objects import Object
 from finetune_operator.reconcile.children import list_kept
@@ -137,7 +138,7 @@ class Applier:
         action = decision.action
         deletions = action.jobsets if isinstance(action, Delete) and action.status_first else ()
         try:
-            await self.write_status(observation.job, observation.status, decision.status)
+            await self.write_status(observation.job, decision.status)
         except (Rejected, Unavailable):
             await self._delete(observation.job, deletions)
             raise
@@ -165,46 +166,44 @@ class Applier:
                 raise Conflict(f"{run.uri} has been taken over by another job since the observation")
             await self._store.write(run.taken_over(note.uid), note.model_dump_json().encode())
 
-    async def write_status(self, job: Object, before: FineTuneJobStatus, status: FineTuneJobStatus) -> None:
-        """Writes the status if it differs from the job's, which is ``before`` when parsed.
+    async def write_status(self, job: Job, status: FineTuneJobStatus) -> None:
+        """Writes the status if it differs from the job's.
 
         An edit of the job since it was observed is reported by the next status. Raises Conflict if another client has
         written the status, or the job was deleted; then so is its plan, which may have been stored after the deletion's
         event was handled.
         """
         document = status.to_document()
-        if job.get("status") == document:
+        if job.document.get("status") == document:
             return
-        metadata = job["metadata"]
-        namespace, name = metadata["namespace"], metadata["name"]
+        namespace, name = job.namespace, job.name
         try:
             try:
                 written = await self._cluster.patch_status(
-                    JOBS, namespace, name, document, resource_version=metadata["resourceVersion"]
+                    JOBS, namespace, name, document, resource_version=job.resource_version
                 )
             except Conflict:
                 edited = await self._cluster.get(JOBS, namespace, name)
-                if edited["metadata"]["uid"] != metadata["uid"] or edited.get("status") != job.get("status"):
+                if (edited["metadata"]["uid"], edited.get("status")) != (job.uid, job.document.get("status")):
                     raise
                 # Who edits the job all the time must not keep what it has used from being known. Only the holder of the
                 # Lease writes statuses.
                 written = await self._cluster.patch_status(
-                    JOBS, namespace, name, document, resource_version=None, uid=metadata["uid"]
+                    JOBS, namespace, name, document, resource_version=None, uid=job.uid
                 )
         except NotFound as error:
-            await self.plans.delete_orphan(PlanKey(namespace, name, metadata["uid"]))
+            await self.plans.delete_orphan(PlanKey(namespace, name, job.uid))
             raise Conflict(f"{error}: deleted since it was observed", status=error.status) from error
         except (Rejected, Unavailable):
-            self._unwritten({**job, "status": document})
+            self._unwritten({**job.document, "status": document})
             raise
         self._cache.wrote(JOBS, written)
-        self._changed(job, changes(before, status))
+        self._changed(job.document, changes(job.status, status))
 
-    async def _delete(self, job: Object, deletions: Sequence[Deletion]) -> None:
-        namespace = job["metadata"]["namespace"]
+    async def _delete(self, job: Job, deletions: Sequence[Deletion]) -> None:
         for deletion in deletions:
             left = await self._cluster.delete(
-                JOBSETS, namespace, deletion.name, uid=deletion.uid, foreground=True
+                JOBSETS, job.namespace, deletion.name, uid=deletion.uid, foreground=True
             )
             if left is not None:
                 self._cache.wrote(JOBSETS, left)
@@ -229,7 +228,6 @@ class Applier:
         Raises AlreadyExists (a Conflict) if the job already has it, so that the observation was stale, and NameTaken if
         an object that is not the job's has the name.
         """
-        job = observation.job
         try:
             created = await self._cluster.create(JOBSETS, jobset)
         except AlreadyExists as error:
@@ -239,7 +237,7 @@ class Applier:
                 self._cluster,
                 JOBSETS,
                 namespace,
-                keep=lambda found: may_be_jobset_of(job, found) or None,
+                keep=lambda found: may_be_jobset_of(observation.job.document, found) or None,
                 fields={"metadata.name": name},
             ):
                 raise
@@ -247,7 +245,7 @@ class Applier:
         self._cache.wrote(JOBSETS, created)
         return created
 
-    async def _create_event(self, job: Object, event: JobEvent, now: datetime) -> None:
+    async def _create_event(self, job: Job, event: JobEvent, now: datetime) -> None:
         """Creates one Event, with one retry.
 
         A persistent error is logged and does not stop the reconcile, since the status contains the same information.
@@ -264,25 +262,24 @@ class Applier:
                     log.warning("the Event %s was not written: %s", event.reason, error)
 
 
-def event_of(job: Object, event: JobEvent, now: datetime) -> Object:
+def event_of(job: Job, event: JobEvent, now: datetime) -> Object:
     """Returns a core/v1 Event, the kind that ``kubectl describe`` shows. Its name contains a digest of its content."""
-    metadata = job["metadata"]
-    content = "\n".join((metadata["uid"], event.type, event.reason, event.message, event.since))
+    content = "\n".join((job.uid, event.type, event.reason, event.message, event.since))
     time = stamp(now)
     return {
         "apiVersion": "v1",
         "kind": "Event",
         "metadata": {
-            "namespace": metadata["namespace"],
-            "name": f"{metadata['name']}.{sha256(content.encode()).hexdigest()[:16]}",
+            "namespace": job.namespace,
+            "name": f"{job.name}.{sha256(content.encode()).hexdigest()[:16]}",
         },
         "involvedObject": {
-            "apiVersion": job["apiVersion"],
-            "kind": job["kind"],
-            "namespace": metadata["namespace"],
-            "name": metadata["name"],
-            "uid": metadata["uid"],
-            "resourceVersion": metadata["resourceVersion"],
+            "apiVersion": API_VERSION,
+            "kind": "FineTuneJob",
+            "namespace": job.namespace,
+            "name": job.name,
+            "uid": job.uid,
+            "resourceVersion": job.resource_version,
         },
         "type": str(event.type),
         "reason": event.reason,

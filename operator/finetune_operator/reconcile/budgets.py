@@ -19,6 +19,7 @@ from finetune_operator.artifacts.tenant_shares import calls_for_tenant
 from finetune_operator.ledger.month import Month, MonthlyBudget
 from finetune_operator.ledger.month_usage import MonthUsage, ProfileUsage
 from finetune_operator.ledger.record import LedgerRecord
+from finetune_operator.lifecycle.job import Job
 from finetune_operator.objects import Object
 from finetune_operator.planning import Refused, StoredPlan
 from finetune_operator.planning.estimate.past_runs import DAYS, PastTrainings
@@ -165,19 +166,20 @@ class Budgets:
 
     # What decisions and metrics read.
 
-    def of(self, job: Object, stored: StoredPlan | Refused | None) -> MonthlyBudget | None:
+    def of(self, job: Job, stored: StoredPlan | Refused | None) -> MonthlyBudget | None:
         """Returns the budget of a job's namespace under its profile; None if the profile sets none.
 
         The limit is that of the existing profile. Of a deleted one, the limit at the job's admission applies.
         """
+        admitted: Object = {}
+        resolved = job.status.resolved
+        name = resolved.profile.name if resolved and resolved.profile else None
         if isinstance(stored, StoredPlan):
             name, admitted = stored.profile_name, stored.profile
-        else:
-            name, admitted = lookup(job, "status.resolved.profile.name"), {}
         limit = self._limits[name] if name in self._limits else _limit(admitted)
         if name is None or limit is None:
             return None
-        return self._usage.budget(job, name, limit, self._utc_now())
+        return self._usage.budget(job.namespace, job.uid, name, limit, self._utc_now())
 
     def past_trainings(self, namespace: str) -> PastTrainings:
         """Returns the namespace's past trainings, as far as they are known."""

@@ -23,8 +23,7 @@ from finetune_operator.cluster.port import (
 from finetune_operator.lifecycle.children.jobset import JobSet
 from finetune_operator.lifecycle.children.ownership import possible_jobsets
 from finetune_operator.lifecycle.children.workload import OWNER_UID_LABEL, Workload
-from finetune_operator.lifecycle.decide import unprocessed
-from finetune_operator.lifecycle.reduced_job import job_texts, reduced_job
+from finetune_operator.lifecycle.job import Job
 from finetune_operator.objects import Object
 from finetune_operator.reconcile.keys import JobKey
 from finetune_operator.reconcile.plans import Plans
@@ -57,8 +56,8 @@ class JobReader:
             return None
         job, jobsets, workloads = cached.job, cached.jobsets, cached.workloads
         # If an unprocessed job has a plan after all, storing its plan fails, and it is read live.
-        uid, may_have_plan = job["metadata"]["uid"], bool(jobsets) or not unprocessed(job)
-        config_map = await self._plan(uid) if may_have_plan else self._plans.cached(uid)
+        may_have_plan = bool(jobsets) or not job.unprocessed
+        config_map = await self._plan(job.uid) if may_have_plan else self._plans.cached(job.uid)
         if workloads is None:
             listed = await self._workloads(job, _managed(jobsets))
             workloads = None if listed is None else tuple(_views(listed))
@@ -76,27 +75,26 @@ class JobReader:
         whole = await find(self._cluster, JOBS, key.namespace, key.name)
         if whole is None:
             return None
-        job, texts = reduced_job(whole), job_texts(whole)
+        job = Job.parse(whole)
         # Its other metadata have no limit.
         del whole
-        self._cache.adopt(job)
-        uid = job["metadata"]["uid"]
-        read = ReadJob(job=job, config_map=await self._plan(uid), jobsets=(), texts=texts)
+        self._cache.adopt(job.document)
+        read = ReadJob(job=job, config_map=await self._plan(job.uid), jobsets=())
         try:
             found = await self._listed(job, _LARGE_BYTES if large else _SMALL_BYTES)
         except ResponseTooLarge as error:
             if isinstance(error, ManyChildren) and not large:
                 raise
             return replace(read, jobsets=await self._named_jobsets(job), excess=f"{error}.")
-        self._cache.complete(uid, found)
+        self._cache.complete(job.uid, found)
         jobsets, pods = _views(found[JOBSETS]), _views(found[PODS])
         workloads = _views(found[WORKLOADS]) if WORKLOADS in found else None
         return replace(read, jobsets=jobsets, pods=pods, workloads=_workloads_of(jobsets, workloads))
 
-    async def _listed(self, job: Object, most: int) -> dict[ResourceKind, Sequence[ChildVersion]]:
+    async def _listed(self, job: Job, most: int) -> dict[ResourceKind, Sequence[ChildVersion]]:
         """Lists JobSets, pods and, if Kueue is installed, Workloads of a job. ``most``: maximum size of each. Raises
         ClusterError."""
-        labels = {UID_LABEL: job["metadata"]["uid"]}
+        labels = {UID_LABEL: job.uid}
         found: dict[ResourceKind, Sequence[ChildVersion]] = {}
         listings = (self._own(kind, job, most=most, labels=labels) for kind in (JOBSETS, PODS))
         # Neither continues when this raises, and the slot for it is free again.
@@ -107,14 +105,14 @@ class JobReader:
             found[kind] = listed
         own = _views(found[JOBSETS])
         # The cache has also those of JobSets that Kueue may suspend later.
-        every = self._cache.streams.of(WORKLOADS, job["metadata"]["namespace"])
+        every = self._cache.streams.of(WORKLOADS, job.namespace)
         uids = frozenset(jobset.uid for jobset in own) if every else _managed(own)
         workloads = await self._workloads(job, uids, most)
         return found if workloads is None else found | {WORKLOADS: workloads}
 
-    async def _named_jobsets(self, job: Object) -> list[JobSet]:
+    async def _named_jobsets(self, job: Job) -> list[JobSet]:
         """Returns the job's JobSets among those that may exist by its status. Raises ClusterError."""
-        names = sorted(possible_jobsets(job))
+        names = sorted(possible_jobsets(job.document))
         # The operator's role permits no reads of single JobSets.
         found = await asyncio.gather(
             *(self._own(JOBSETS, job, fields={"metadata.name": name}) for name in names)
@@ -126,7 +124,7 @@ class JobReader:
         return self._plans.cached(uid) or await self._plans.find(uid)
 
     async def _workloads(
-        self, job: Object, jobsets: frozenset[str], most: int = _SMALL_BYTES
+        self, job: Job, jobsets: frozenset[str], most: int = _SMALL_BYTES
     ) -> Sequence[ChildVersion] | None:
         """Lists Kueue's Workloads of the JobSets with these uids; None if Kueue is not installed.
 
@@ -139,11 +137,10 @@ class JobReader:
         except NotFound:
             return None
 
-    async def _own(self, kind: ResourceKind, job: Object, **selected: Any) -> list[ChildVersion]:
+    async def _own(self, kind: ResourceKind, job: Job, **selected: Any) -> list[ChildVersion]:
         """Lists the job's objects of a kind among those that are selected. Raises ClusterError."""
-        namespace, keep = job["metadata"]["namespace"], partial(own_child, kind, job)
-        size = attrgetter("size")
-        return await list_kept(self._cluster, kind, namespace, keep=keep, size=size, **selected)
+        keep, size = partial(own_child, kind, job.document), attrgetter("size")
+        return await list_kept(self._cluster, kind, job.namespace, keep=keep, size=size, **selected)
 
 
 def _views(children: Iterable[ChildVersion]) -> list[Any]:

@@ -8,9 +8,9 @@ from finetune_operator.artifacts.port import StorageDenied, StorageError
 from finetune_operator.cluster.port import Conflict, NotFound, Rejected, ResponseTooLarge, Unavailable
 from finetune_operator.lifecycle.children.webhook_failure import webhook_failure
 from finetune_operator.lifecycle.decision import Admit, Decision
+from finetune_operator.lifecycle.job import Job
 from finetune_operator.lifecycle.observation import RetryRecord
 from finetune_operator.lifecycle.status.conditions import with_error
-from finetune_operator.objects import Object
 from finetune_operator.planning.errors import Refused
 
 
@@ -60,8 +60,7 @@ def reason_of(error: Exception) -> str:
 
 
 def status_with_error(
-    job: Object,
-    previous: FineTuneJobStatus,
+    job: Job,
     error: Exception,
     *,
     now: datetime,
@@ -70,7 +69,7 @@ def status_with_error(
 ) -> FineTuneJobStatus:
     """Returns the status of an unfinished job with the error of a failed reconcile in its conditions and summary.
 
-    ``previous``: the job's status, parsed. ``decision``: what could not be carried out; None: nothing was decided, and
+    ``decision``: what could not be carried out; None: nothing was decided, and
     all else in the status is unchanged. ``retry_in`` is the interval of the retries in seconds. An internal error is
     named by its type only. The next successful reconcile writes the whole status and so removes the error.
     """
@@ -82,7 +81,7 @@ def status_with_error(
         text = f"internal error of the operator ({type(error).__name__}); its log has the details"
     parts = [text[: _MESSAGE_LIMIT - _REMEDY_LIMIT].rstrip("."), _FIX.get(reason, "").rstrip(".")]
     message = ". ".join(part for part in parts if part) + f". Retried every {_rounded_duration(retry_in)}."
-    generation = job["metadata"]["generation"]
+    previous, generation = job.status, job.generation
     decided, valid = _decided(previous, decision, generation) if decision else ({}, False)
     conditions = with_error(
         previous.conditions or (), reason, message, valid=valid, generation=generation, now=now

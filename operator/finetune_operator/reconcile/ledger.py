@@ -17,6 +17,7 @@ from finetune_operator.artifacts.port import RecordStore, StorageError, StorageU
 from finetune_operator.ledger.layout import record_uri
 from finetune_operator.ledger.record import RECORD_BYTES, LedgerRecord
 from finetune_operator.lifecycle.accounting.records import closing_records, remainder
+from finetune_operator.lifecycle.job import Job
 from finetune_operator.objects import Object
 
 log = logging.getLogger(__name__)
@@ -104,7 +105,7 @@ class Ledger:
         if len(self._closed) > _REMEMBERED:
             self._closed.popitem(last=False)
         self.settled(uid)
-        for record in closing_records(job, self._utc_now()):
+        for record in closing_records(Job.parse(job), self._utc_now()):
             self._closing.setdefault(record_uri(self.uri, record), record)
             self._recorded(record)
             self._work.set()

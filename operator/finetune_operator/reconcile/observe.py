@@ -14,11 +14,9 @@ from finetune_operator.cluster.port import EVENTS, JOBS, KubernetesClient, Rejec
 from finetune_operator.lifecycle.attempts.own_attempts import own_attempts
 from finetune_operator.lifecycle.children.object_events import ObjectEvent, read_event
 from finetune_operator.lifecycle.children.ownership import own_pods
-from finetune_operator.lifecycle.decide import finished
 from finetune_operator.lifecycle.decision import DetailRequest, ObjectReference
+from finetune_operator.lifecycle.job import Job
 from finetune_operator.lifecycle.observation import Observation, ReadFailure, RunFolderView
-from finetune_operator.lifecycle.reduced_job import job_texts
-from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.objects import Object
 from finetune_operator.planning.admission import may_resume
 from finetune_operator.planning.errors import Refused
@@ -81,7 +79,6 @@ class Observer:
         self._live_jobs = live_jobs
         self._served = served or ServedNamespaces(utc_now=utc_now)
         self._others = OtherObjects(cluster, self._served, cache.streams)
-        self.job = self._others.job
 
     async def observe(
         self, key: JobKey, *, large: bool = False, earlier: ListedNodes | None = None
@@ -108,12 +105,11 @@ class Observer:
         job, stored = read.job, stored_plan_in(read.config_map)
         if isinstance(stored, Refused):
             # It may be restored.
-            self._plans.forget(job["metadata"]["uid"])
+            self._plans.forget(job.uid)
         jobsets, now = tuple(read.jobsets), self._utc_now()
         observation = Observation(
             now=now,
             job=job,
-            status=read_status(job.get("status")),
             profiles=(),
             stored=stored,
             jobsets=jobsets,
@@ -122,7 +118,6 @@ class Observer:
             unobserved_until=self._served.unobserved_until(key.namespace),
             workloads=read.workloads,
             planner=self._plans.made,
-            job_texts=read.texts,
             ledger=self._ledger,
             past_trainings=self._budgets.past_trainings(key.namespace) if self._budgets else None,
             paused=self._paused,
@@ -140,7 +135,7 @@ class Observer:
     ) -> Observation:
         """Adds the run folder, and what depends on it or on the plan. Raises ClusterError."""
         job, stored, pods = observation.job, observation.stored, observation.pods
-        resumes = stored is not None or may_resume(job, observation.profiles)
+        resumes = stored is not None or may_resume(job.document, observation.profiles)
         neighbours, unserved = await self._others.neighbours(job, view) if resumes else ((), None)
         now = self._utc_now()
         return replace(
@@ -155,23 +150,26 @@ class Observer:
             month=self._budgets.of(job, stored) if self._budgets else None,
         )
 
+    async def job(self, key: JobKey) -> Job | None:
+        """Reads the job alone, live; None if it does not exist. Raises ClusterError."""
+        found = await find(self._cluster, JOBS, key.namespace, key.name)
+        return None if found is None else Job.parse(found)
+
     async def confirmed(self, observation: Observation) -> Observation | None:
         """Reads the job live. Returns the observation with what watches lack of it; None if the job has changed since.
 
         Raises ClusterError.
         """
-        metadata = observation.job["metadata"]
-        found = await find(self._cluster, JOBS, metadata["namespace"], metadata["name"])
-        if found is None or any(
-            found["metadata"][field] != metadata[field] for field in ("uid", "resourceVersion")
-        ):
+        job = observation.job
+        live = await self.job(JobKey(job.namespace, job.name))
+        if live is None or (live.uid, live.resource_version) != (job.uid, job.resource_version):
             return None
-        return replace(observation, job_texts=job_texts(found))
+        return replace(observation, job=live)
 
     def distrust(self, observation: Observation | None) -> None:
         """Has the job read live after an error, whose cause may be an outdated cache. None: it was not observed."""
         if observation is not None:
-            self._cache.distrust(observation.job["metadata"]["uid"])
+            self._cache.distrust(observation.job.uid)
 
     def reread(self, key: JobKey) -> None:
         """Has the job's run folder read the next time."""
@@ -192,15 +190,15 @@ class Observer:
             return await self._with_folder(observation, UNREAD)
         return await self._with_folder(observation, await self._view(key, observation))
 
-    def _is_new(self, job: Object, stored: StoredPlan, config_map: Object) -> bool:
+    def _is_new(self, job: Job, stored: StoredPlan, config_map: Object) -> bool:
         """Whether nothing can be in the job's run folder, whose name has its uid. An older job without a status may be
         one of a restored etcd; its age is by the API server's clock. Where the store has not answered since the job
         exists, a read says why.
         """
-        created, planned = (found["metadata"].get("creationTimestamp") for found in (job, config_map))
-        if not created or not planned or "resumeFrom" in stored.spec:
+        planned = config_map["metadata"].get("creationTimestamp")
+        if not job.creation_timestamp or not planned or "resumeFrom" in stored.spec:
             return False
-        age = (parse(planned) - parse(created)).total_seconds()
+        age = (parse(planned) - job.creation_timestamp).total_seconds()
         answered = self._folder.answered(stored.run_folder)
         # Both times are whole seconds.
         return answered is not None and answered < age - 1 and age < _NEW_SECONDS
@@ -208,7 +206,7 @@ class Observer:
     async def with_details(self, observation: Observation, at: DetailRequest) -> Observation:
         """Returns the observation with the requested details added. Raises ClusterError."""
         run = run_folder(observation)
-        namespace = observation.job["metadata"]["namespace"]
+        namespace = observation.job.namespace
         return replace(
             observation,
             hosts=await self._hosts(run, at.hosts) if at.hosts else observation.hosts,
@@ -243,15 +241,15 @@ class Observer:
         view = await self._folder.view(
             Folders(run=stored.run_folder, cache=stored.cache),
             of=key,
-            own=partial(own_attempts, job=job, status=observation.status, jobsets=jobsets, pods=pods),
-            retry=job["spec"].get("retry", {}).get("generation", 0),
+            own=partial(own_attempts, job=job, jobsets=jobsets, pods=pods),
+            retry=job.control.retry_generation,
             # Before what cannot be undone, everything is read.
             state=ClusterState.of(job, jobsets, pods) if observation.cached else None,
             pace=observation.pace(),
         )
-        if finished(job):
+        if job.finished:
             self._folder.forget(key)
-            self._plans.forget(job["metadata"]["uid"])
+            self._plans.forget(job.uid)
         return view
 
     async def _events(self, namespace: str, about: ObjectReference) -> tuple[ObjectEvent, ...]:

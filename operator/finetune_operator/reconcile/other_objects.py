@@ -8,8 +8,8 @@ from functools import lru_cache, partial
 
 from finetune_operator.cluster.port import CONFIG_MAPS, JOBS, PROFILES, QUOTAS, KubernetesClient, Rejected
 from finetune_operator.lifecycle.children.quotas import Quota
+from finetune_operator.lifecycle.job import Job, reduced_job
 from finetune_operator.lifecycle.observation import Observation, RunFolderView
-from finetune_operator.lifecycle.reduced_job import reduced_job
 from finetune_operator.objects import Object
 from finetune_operator.planning.resumption import FolderUser, blocks, namespace_of, owner_of, resumed_folder
 from finetune_operator.planning.sections.chat_template import template_ref
@@ -113,11 +113,11 @@ class OtherObjects:
         since = self._clock() if known_since is None else known_since
         profiles = await self._profiles(since)
         template, source, quotas = await asyncio.gather(
-            self._template(job), self._source(job), self._quotas(job["metadata"]["namespace"])(since)
+            self._template(job), self._source(job), self._quotas(job.namespace)(since)
         )
         return replace(observation, profiles=tuple(profiles), template=template, source=source, quotas=quotas)
 
-    async def neighbours(self, job: Object, view: RunFolderView) -> tuple[tuple[Object, ...], str | None]:
+    async def neighbours(self, job: Job, view: RunFolderView) -> tuple[tuple[Object, ...], str | None]:
         """Returns the jobs that may still use the run folder in which this job is to continue.
 
         These are the job that the folder was created for and the last one that took it over. The second value is the
@@ -125,8 +125,8 @@ class OtherObjects:
         Each is read by name, so that the cost does not grow with the number of jobs. Among jobs that only request the
         folder, the first to write its takeover record gets it (:class:`.apply.Applier`).
         """
-        folder, metadata = resumed_folder(job["spec"]), job["metadata"]
-        if folder is None or view.unreadable or any(n.uid == metadata["uid"] for n in view.takeovers):
+        folder = resumed_folder(job.document["spec"])
+        if folder is None or view.unreadable or any(note.uid == job.uid for note in view.takeovers):
             return (), None
         note = view.takeovers[-1] if view.takeovers else None
         users = [owner_of(folder)]
@@ -141,7 +141,7 @@ class OtherObjects:
         found = tuple(
             other
             for user, other in read
-            if other and other["metadata"]["uid"].startswith(user.uid) and blocks(other, job)
+            if other and other["metadata"]["uid"].startswith(user.uid) and blocks(other, job.document)
         )
         return found, last if last is not None and not self._served.serves(last) else None
 
@@ -153,14 +153,12 @@ class OtherObjects:
             log.warning("ResourceQuotas cannot be listed, so they are not compared with slices: %s", error)
             return ()
 
-    async def _template(self, job: Object) -> Object | None:
-        reference = template_ref(job["spec"])
+    async def _template(self, job: Job) -> Object | None:
+        reference = template_ref(job.document["spec"])
         if reference is None:
             return None
-        return await find(self._cluster, CONFIG_MAPS, job["metadata"]["namespace"], reference["name"])
+        return await find(self._cluster, CONFIG_MAPS, job.namespace, reference["name"])
 
-    async def _source(self, job: Object) -> Object | None:
-        name = source_name(job["spec"])
-        if name is None:
-            return None
-        return await self.job(JobKey(job["metadata"]["namespace"], name))
+    async def _source(self, job: Job) -> Object | None:
+        name = source_name(job.document["spec"])
+        return None if name is None else await self.job(JobKey(job.namespace, name))

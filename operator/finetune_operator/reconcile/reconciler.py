@@ -14,10 +14,8 @@ from finetune_operator.artifacts.port import StorageError
 from finetune_operator.artifacts.tenant_shares import CallSlots, calls_for_tenant
 from finetune_operator.cluster.port import ClusterError, Conflict
 from finetune_operator.lifecycle.accounting.recorded import with_records
-from finetune_operator.lifecycle.decide import finished
 from finetune_operator.lifecycle.decision import Admit, Create, Decision, Finish
 from finetune_operator.lifecycle.observation import Observation, RetryRecord, TakeoverRecord
-from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.objects import Object
 from finetune_operator.planning.errors import Refused
 from finetune_operator.reconcile.apply import Applier
@@ -203,7 +201,7 @@ class Reconciler:
         if unreported := self._unreported.pop(key, None):
             await self._applier.records.write_jobset(*unreported[1:])
         if not decision.reported and isinstance(decision.action, Create):
-            plan = PlanKey(key.namespace, key.name, observation.job["metadata"]["uid"])
+            plan = PlanKey(key.namespace, key.name, observation.job.uid)
             self._unreported[key] = plan, run_folder(observation), decision.action.jobset
         return decision
 
@@ -212,7 +210,7 @@ class Reconciler:
         if self._ledger is None:
             return decision
         if not decision.ledger:
-            self._ledger.settled(observation.job["metadata"]["uid"])
+            self._ledger.settled(observation.job.uid)
             return decision
         written = await self._ledger.write(decision.ledger)
         soon = None if tuple(written) == decision.ledger else observation.pace(_LEDGER_SECONDS)
@@ -285,12 +283,10 @@ class Reconciler:
         try:
             job = observation.job if observation else await self._observer.job(key)
             # The status of a finished job stays as it is; errors of its cleanup appear in the log and metrics.
-            if job is not None and not finished(job):
-                before = observation.status if observation else read_status(job.get("status"))
-                status = status_with_error(
-                    job, before, error, now=self._utc_now(), retry_in=retry_in, decision=decision
-                )
-                await self._applier.write_status(job, before, status)
+            if job is not None and not job.finished:
+                now = self._utc_now()
+                status = status_with_error(job, error, now=now, retry_in=retry_in, decision=decision)
+                await self._applier.write_status(job, status)
         except ClusterError as second:
             log.info("the status does not show the error: %s", second)
         except Exception:

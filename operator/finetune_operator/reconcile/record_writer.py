@@ -11,9 +11,9 @@ from finetune_operator.api import FineTuneJobStatus
 from finetune_operator.artifacts.port import ObjectStore, StorageError
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.decision import Record
+from finetune_operator.lifecycle.fitting import fit_schema
 from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.lifecycle.run_record import run_record
-from finetune_operator.lifecycle.status.fitting import fit_schema
 from finetune_operator.objects import Object
 from finetune_operator.planning.stored_plan import StoredPlan
 

@@ -17,8 +17,8 @@ from finetune_contract import Stage
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.children.jobset import JobSet
 from finetune_operator.lifecycle.children.pod import Pod
+from finetune_operator.lifecycle.job import Job
 from finetune_operator.lifecycle.observation import RunFolderView
-from finetune_operator.objects import Object
 
 #: Maximum age in seconds of a listing on which decisions rely, if the pace is not slower.
 LISTING_SECONDS = 60.0
@@ -51,15 +51,14 @@ class ClusterState:
     """Attempts that may be running, and report their progress."""
 
     @classmethod
-    def of(cls, job: Object, jobsets: Sequence[JobSet], pods: Sequence[Pod]) -> Self:
+    def of(cls, job: Job, jobsets: Sequence[JobSet], pods: Sequence[Pod]) -> Self:
         own: list[tuple[bool, Hashable]] = [
             (each.ended, (each.uid, each.restarts, each.suspended, each.held, each.deleting))
             for each in jobsets
         ]
         own += [(not each.live, _pod(each)) for each in pods]
-        metadata = job["metadata"]
         return cls(
-            job=(metadata["uid"], metadata.get("generation", 1)),
+            job=(job.uid, job.generation),
             alive=frozenset(each for ended, each in own if not ended),
             ended=frozenset(each for ended, each in own if ended),
             working=frozenset(

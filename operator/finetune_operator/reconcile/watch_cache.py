@@ -9,17 +9,18 @@ docs/decisions/watch-cache.md explains why decisions may rely on it.
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import monotonic
 
 from pydantic_core import from_json
 
+from finetune_operator.api.conditions import is_true
 from finetune_operator.cluster.port import JOBS, JOBSETS, PODS, WORKLOADS, ResourceKind, WatchStream
 from finetune_operator.lifecycle.children.jobset import JobSet
 from finetune_operator.lifecycle.children.ownership import owner_uids
 from finetune_operator.lifecycle.children.pod import Pod
 from finetune_operator.lifecycle.children.workload import Workload
-from finetune_operator.lifecycle.decide import finished, unprocessed
+from finetune_operator.lifecycle.job import Job, unprocessed
 from finetune_operator.objects import Object
 from finetune_operator.reconcile.watch_entries import MAY_BE_CHILD, ChildVersion, JobEntries
 from finetune_operator.reconcile.watch_objects import (
@@ -44,7 +45,7 @@ _CACHED = (JOBS, *MAY_BE_CHILD)
 class ReadJob:
     """A job with its plan, and its children by their metadata."""
 
-    job: Object
+    job: Job
     config_map: Object | None = None
     jobsets: Sequence[JobSet]
     pods: Sequence[Pod] = ()
@@ -52,8 +53,6 @@ class ReadJob:
     """Those of JobSets that Kueue manages; None if Kueue is not installed, and from the cache if they must be read."""
     cached_since: float | None = None
     """Time at which the job was delivered as it is, by the clock of the watches; None if it was read live."""
-    texts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """What watches lack of the job; empty if it is cached."""
     excess: str | None = None
     """Why pods and Workloads are unknown, as a sentence: more objects carry the job's labels than are read. ``jobsets``
     then has those that the status names, and the next one of each stage. None: everything is known."""
@@ -199,7 +198,7 @@ class WatchCache:
             return None
         workloads = self.streams.of(WORKLOADS, namespace)
         return ReadJob(
-            job=from_json(entry.document),
+            job=Job.parse(from_json(entry.document)),
             jobsets=entry.views(JOBSETS),
             pods=entry.views(PODS),
             workloads=tuple(entry.views(WORKLOADS)) if workloads and self.streams.alive(workloads) else None,
@@ -275,10 +274,10 @@ class WatchCache:
                 return
             if before.uid != metadata["uid"]:
                 self._missed(from_json(before.document))
-            if before.uid != metadata["uid"] or finished(job):
+            if before.uid != metadata["uid"] or is_true(job, "Finished"):
                 # Decisions about a finished job are rare, and read live.
                 self._entries.drop(before)
-        if not finished(job):
+        if not is_true(job, "Finished"):
             begun = any(state.begun for state in self.streams.known(MAY_BE_CHILD, metadata["namespace"]))
             self._entries.put_job(job, complete=unprocessed(job) or not begun, now=self.streams.now())
 

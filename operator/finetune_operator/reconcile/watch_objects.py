@@ -6,7 +6,7 @@ from typing import Any
 
 from finetune_operator.cluster.json_depth import parse_json
 from finetune_operator.cluster.port import JOBS, ResourceKind
-from finetune_operator.lifecycle.reduced_job import reduced_job
+from finetune_operator.lifecycle.job import reduced_job
 from finetune_operator.objects import Object
 
 

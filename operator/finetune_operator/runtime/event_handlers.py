@@ -62,7 +62,7 @@ class EventHandlers:
     """Turns watch events into keys.
 
     An event type is that of a watch, or None for an object from a listing. FineTuneJobs are reduced
-    (:mod:`finetune_operator.lifecycle.reduced_job`).
+    (:mod:`finetune_operator.lifecycle.job`).
 
     Args:
         add: adds a key to the queue, due after the given number of seconds.

@@ -6,7 +6,7 @@ import pytest
 
 from finetune_operator.api import ConditionType
 from finetune_operator.api.conditions import is_true, stored_condition
-from finetune_operator.lifecycle.status.fitting import read_status
+from finetune_operator.lifecycle.fitting import read_status
 
 VALID = {
     "type": "Valid",

@@ -12,8 +12,8 @@ from typing import Any
 from finetune_contract import ExitCode, Stage
 from finetune_operator.api import Reason
 from finetune_operator.cluster.port import Unavailable
+from finetune_operator.lifecycle.job import Job
 from finetune_operator.lifecycle.observation import ReadFailure
-from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.reconcile.errors import status_with_error
 from tests.unit.lifecycle.world import World, job, profile
 
@@ -212,8 +212,7 @@ def _error_while_invalid() -> World:
 
 def _meet_error(world: World) -> None:
     error = Unavailable("etcd is away", status=503)
-    before = read_status(world.job.get("status"))
-    shown = status_with_error(world.job, before, error, now=world.now, retry_in=30)
+    shown = status_with_error(Job.parse(world.job), error, now=world.now, retry_in=30)
     world.job["status"] = shown.to_document()
 
 

@@ -13,6 +13,7 @@ from finetune_operator.ledger.amounts import amount, text_of
 from finetune_operator.ledger.record import RECORD_BYTES, LedgerOutcome, LedgerRecord, TrainedSteps
 from finetune_operator.lifecycle.accounting.records import closing_records, remainder
 from finetune_operator.lifecycle.decide import decide
+from finetune_operator.lifecycle.job import Job
 from finetune_operator.lifecycle.status.profile import profile_status
 from finetune_operator.planning import admit
 from tests.unit.lifecycle.simulated_jobs import DISRUPTED, PRICES
@@ -369,7 +370,7 @@ def test_a_record_can_be_read_whatever_address_and_labels_the_job_has() -> None:
     world.job["metadata"]["labels"] = {f"{n:02d}{'k' * 251}/{'n' * 63}": "v" * 63 for n in range(40)}
     for character in ("\N{GRINNING FACE}", '"'):
         world.status["resolved"]["model"]["source"] = f"file:///{character * 1016}"
-        (found,) = closing_records(world.job | {"status": world.status}, world.now)
+        (found,) = closing_records(Job.parse(world.job | {"status": world.status}), world.now)
         assert LedgerRecord.parse(found.to_json()) == found
         assert len(found.to_json()) < RECORD_BYTES
         assert found.model.startswith(f"file:///{character * 200}")

@@ -11,8 +11,8 @@ from finetune_operator.api import FineTuneJobStatus, Reason
 from finetune_operator.lifecycle.attempts.pending_records import pending_records
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.decide import decide
+from finetune_operator.lifecycle.fitting import read_status
 from finetune_operator.lifecycle.observation import AttemptFiles, ReadFailure, RetryRecord
-from finetune_operator.lifecycle.status.fitting import read_status
 from tests.unit.lifecycle.world import ConflictError, Crash, World, job, profile
 from tests.unit.lifecycle.writes import writes
 

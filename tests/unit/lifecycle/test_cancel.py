@@ -7,8 +7,8 @@ import pytest
 from finetune_contract import ExitCode, Stage
 from finetune_operator.api import FineTuneJobStatus, Reason
 from finetune_operator.lifecycle.attempts.pending_records import pending_records
+from finetune_operator.lifecycle.fitting import read_status
 from finetune_operator.lifecycle.observation import ReadFailure
-from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.planning.requests import MAX_ATTEMPT
 from tests.unit.lifecycle import states
 from tests.unit.lifecycle.test_limits import renumbered

@@ -7,8 +7,8 @@ import pytest
 from finetune_contract import FailureClass, Stage
 from finetune_operator.api import FineTuneJobStatus, Phase
 from finetune_operator.lifecycle.changes import changes
+from finetune_operator.lifecycle.fitting import read_status
 from finetune_operator.lifecycle.status.events import job_events
-from finetune_operator.lifecycle.status.fitting import read_status
 
 TIME = "2026-11-21T12:00:00Z"
 

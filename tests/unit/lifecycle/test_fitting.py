@@ -15,8 +15,8 @@ from finetune_operator.api import FineTuneJobStatus
 from finetune_operator.api.status_results import EvaluationStatus
 from finetune_operator.api.status_stages import MetricPoint, ProgressStatus
 from finetune_operator.api.timestamps import parse, stamp
+from finetune_operator.lifecycle.fitting import fit_schema, read_status
 from finetune_operator.lifecycle.observation import AttemptFiles
-from finetune_operator.lifecycle.status.fitting import fit_schema, read_status
 from tests.unit.api.schema_oracle import Place, check_rules, check_schema
 from tests.unit.lifecycle.world import World
 from tools.crd import job_crd, root_schema

@@ -15,8 +15,8 @@ from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.children.jobset import JobSet
 from finetune_operator.lifecycle.decide import decide
 from finetune_operator.lifecycle.decision import Finish
+from finetune_operator.lifecycle.job import Job
 from finetune_operator.lifecycle.observation import ReadFailure, RetryRecord
-from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.rendering import attempt_of
 from finetune_operator.rendering.labels import RESTART_LABEL
 from tests.unit.lifecycle.world import Crash, World, job, profile
@@ -564,8 +564,8 @@ def test_a_jobset_that_has_restarted_too_often_ends_its_stage() -> None:
 def test_restarts_known_only_from_a_listing_are_bounded() -> None:
     listed = [AttemptKey(Stage.TRAIN, 1, restart) for restart in range(2000)]
     ended = {"stage": "Train", "attempt": 1, "jobSet": "x-train-1", "reason": "Hang"}
-    status = read_status({"attempts": {"total": 1, "history": [ended]}})
-    own = own_attempts(listed, (), job={}, status=status, jobsets=(), pods=())
+    reported = {"attempts": {"total": 1, "history": [ended]}}
+    own = own_attempts(listed, (), job=Job.parse(job() | {"status": reported}), jobsets=(), pods=())
     assert max(key.restart for key in own) == 999
 
 

@@ -11,6 +11,7 @@ from finetune_operator.ledger.job_usage import counted_on, job_usage
 from finetune_operator.ledger.month import Month
 from finetune_operator.ledger.month_usage import MonthUsage
 from finetune_operator.lifecycle.accounting.records import closing_records
+from finetune_operator.lifecycle.job import Job
 from finetune_operator.lifecycle.status.profile import profile_status
 from tests.unit.lifecycle.world import World, job, profile
 
@@ -100,10 +101,10 @@ def test_a_job_that_is_found_deleted_is_recorded_until_then() -> None:
     before, at = hours(world), parse(world.status["activeTime"]["asOf"])
     found = at + timedelta(hours=100)
     document = counted_on(stored(world), found)
-    (record,) = [each for each in closing_records(document, found) if each.chip_hours]
+    (record,) = [each for each in closing_records(Job.parse(document), found) if each.chip_hours]
     assert float(record.chip_hours) == pytest.approx(before + CHIPS * 100, abs=0.001)
     assert record.day == found.date()
-    assert closing_records(stored(world), found) != closing_records(document, found)
+    assert closing_records(Job.parse(stored(world)), found) != closing_records(Job.parse(document), found)
 
 
 def test_the_usage_of_the_month_grows_in_a_lost_namespace() -> None:

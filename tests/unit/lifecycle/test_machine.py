@@ -29,9 +29,9 @@ from finetune_operator.lifecycle.children.pod_blocker import lacks_input
 from finetune_operator.lifecycle.children.workload import Workload
 from finetune_operator.lifecycle.decide import decide
 from finetune_operator.lifecycle.decision import Decision
+from finetune_operator.lifecycle.fitting import read_status
 from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.lifecycle.stages.retry_budget import MOST_STUCK
-from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.planning.defaults import CPU_STAGE_SECONDS, EVALUATE_SECONDS
 from finetune_operator.rendering.labels import ATTEMPT_LABEL, STAGE_LABEL
 from tests.unit.lifecycle.test_limits import flavors

@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,7 +14,7 @@ from finetune_operator.api.timestamps import parse, stamp
 from finetune_operator.ledger.month import Month, MonthlyBudget
 from finetune_operator.ledger.month_usage import MonthUsage
 from finetune_operator.ledger.record import LedgerRecord
-from finetune_operator.lifecycle.reduced_job import reduced_job
+from finetune_operator.lifecycle.job import Job, reduced_job
 from finetune_operator.lifecycle.status.profile import profile_status
 from tests.unit.lifecycle.simulated_jobs import SimulatedJob, hours
 from tests.unit.lifecycle.world import World, job, profile
@@ -45,8 +44,8 @@ class Team:
         world.job["metadata"]["creationTimestamp"] = world.now.isoformat()
         return world
 
-    def budget(self, of: Any, now: datetime) -> MonthlyBudget:
-        return self.usage.budget(of, "local", self.limit, now)
+    def budget(self, of: Job, now: datetime) -> MonthlyBudget:
+        return self.usage.budget(of.namespace, of.uid, "local", self.limit, now)
 
     def read(self, month: Month) -> None:
         """The operator has read the ledger of the month."""

@@ -8,11 +8,16 @@ import pytest
 from finetune_contract import ExitCode, Stage
 from finetune_operator.api import Reason
 from finetune_operator.api.timestamps import stamp
+from finetune_operator.ledger.month import Month, MonthlyBudget
 from finetune_operator.lifecycle.decide import decide
-from finetune_operator.lifecycle.observation import ReadFailure
+from finetune_operator.lifecycle.decision import Decision
+from finetune_operator.lifecycle.observation import ReadFailure, TakeoverRecord
 from tests.unit.lifecycle import states
+from tests.unit.lifecycle.test_limits import until_placed
+from tests.unit.lifecycle.test_refused_pods import in_half, say, two_hosts
 from tests.unit.lifecycle.test_stops import FOLDERS, HOUR, PLANS
-from tests.unit.lifecycle.world import World, job
+from tests.unit.lifecycle.test_takeover import interrupted, resumed, second
+from tests.unit.lifecycle.world import World, job, profile
 
 pytestmark = pytest.mark.slow
 
@@ -117,6 +122,61 @@ def unstarted() -> World:
     return edited(world, cancel=True)
 
 
+def used_in_month(world: World, used: float | None) -> World:
+    """The namespace has used that many of 10 chip hours in the month; None: unknown."""
+    world.budget = lambda _, now: MonthlyBudget(profile="local", month=Month.of(now), limit=10, recorded=used)
+    return world
+
+
+def resuming() -> World:
+    """The plan is stored of a job that is to continue in the folder of one that is deleted."""
+    world = resumed(interrupted(), second())
+    world.reconcile()
+    return world
+
+
+def taken(world: World) -> World:
+    """Another job has taken the run folder over."""
+    other = TakeoverRecord(uid="another-uid", job="other", namespace="team-a", first=dict.fromkeys(Stage, 2))
+    world.takeovers = [other]
+    return world
+
+
+def without_capacity() -> World:
+    """Training has waited for the nodes of its only flavor, and has ended for it."""
+    world = World(job=job(preRunningDeadlineSeconds=600))
+    name = until_placed(world, Stage.TRAIN)
+    world.wait(601)
+    world.reconcile()
+    world.lose(name)
+    return world
+
+
+def pods_refused(seconds: float) -> World:
+    """The API server has refused one of two pods of training for that time."""
+    world = two_hosts()
+    name = in_half(world)
+    world.reconcile()
+    world.wait(seconds)
+    say(world, name)
+    return world
+
+
+def pods_let_go() -> World:
+    world = pods_refused(125)
+    world.reconcile()
+    world.lose(world.live()[0])
+    return world
+
+
+def beyond_limits() -> World:
+    """Preflight has counted more steps than the profile allows."""
+    limits = [{"path": "hyperparameters.steps", "max": 10}]
+    world = World(job=job(hyperparameters={"epochs": 1}), profiles=[profile(constraints={"limits": limits})])
+    world.succeed(world.until(Stage.PREFLIGHT))
+    return world
+
+
 #: By rule: the world in which it decides if everything is known; then the first letter of the action for each of
 #: ``FOLDERS``, if the plan is known, if the spec is refused in its present form, and if the plan cannot be used; and
 #: that for a lost plan, without which no run folder is read.
@@ -125,11 +185,17 @@ RULES: dict[str, tuple[Callable[[], World], str, str, str, str]] = {
     "ended": (states.succeeded, "FFFFFF", "FFFFFF", "FFFFFF", "F"),
     "retried": (lambda: edited(states.failed(), retry={"generation": 1}), "AFFFFA", "AFFFFA", "FFFFFF", "F"),
     "cancelled unstarted": (unstarted, "FFFFFF", "FFFFFF", "WFFFWW", "F"),
+    "takeover": (resuming, "AWWWAA", "AWWWAA", "WWWWWW", "A"),
     "suspended": (lambda: edited(training(), suspend=True), "DDDDDD", "DDDDDD", "DDDDDD", "D"),
     "cancelled": (lambda: edited(training(), cancel=True), "DDDDDD", "DDDDDD", "DDDDDD", "D"),
     "deadline": (lambda: training(HOUR, activeDeadlineSeconds=600), "DDDDDD", "DDDDDD", "DDDDDD", "D"),
     "budget": (lambda: training(HOUR, budget={"maxChipHours": 1}), "DDDDDD", "DDDDDD", "DDDDDD", "D"),
     "beside others": (lambda: beside_others(training()), "DDDDDD", "DDDDDD", "DDDDDD", "D"),
+    "month used up": (lambda: used_in_month(training(), 11), "DDDDDD", "DDDDDD", "DDDDDD", "D"),
+    "month unknown": (lambda: used_in_month(training(), None), "WWWDWW", "WWWDWW", "WWWWWW", "W"),
+    "folder taken": (lambda: taken(training()), "DWWDDD", "DWWDDD", "WWWWWW", "W"),
+    "pods refused": (lambda: pods_refused(125), "DWWDWD", "DWWDWD", "WWWWWW", "W"),
+    "pods refused for a moment": (lambda: pods_refused(60), "WWWDWW", "WWWDWW", "WWWWWW", "W"),
     "runs": (training, "WWWDWW", "WWWDWW", "WWWWWW", "W"),
     "hung": (lambda: training(3 * HOUR), "DWWDWW", "DWWDWW", "WWWWWW", "W"),
     "stage timeout": (lambda: silent(Stage.CONVERT, 30 * HOUR), "DDDDDW", "DDDDDW", "WWWWWW", "W"),
@@ -145,12 +211,39 @@ RULES: dict[str, tuple[Callable[[], World], str, str, str, str]] = {
         "WWWWWW",
         "W",
     ),
+    "beyond limits": (beyond_limits, "FWWWWF", "FWWWWF", "WWWWWW", "W"),
+    "no capacity": (without_capacity, "FWWWWF", "WWWWWW", "WWWWWW", "W"),
+    "month used up, nothing runs": (
+        lambda: used_in_month(between_stages(), 11),
+        "WWWWWW",
+        "WWWWWW",
+        "WWWWWW",
+        "W",
+    ),
+    "month unknown, nothing runs": (
+        lambda: used_in_month(between_stages(), None),
+        "WWWWWW",
+        "WWWWWW",
+        "WWWWWW",
+        "W",
+    ),
+    "folder taken, nothing runs": (lambda: taken(between_stages()), "WWWWWW", "WWWWWW", "WWWWWW", "W"),
+    "pods refused, nothing runs": (pods_let_go, "WWWWWW", "WWWWWW", "WWWWWW", "W"),
     "budget, nothing runs": (over_budget, "WWWWWW", "WWWWWW", "WWWWWW", "W"),
     "progress unknown, nothing runs": (blind, "WWWWWW", "WWWWWW", "WWWWWW", "W"),
     "paused": (paused, "WWWWWW", "WWWWWW", "WWWWWW", "W"),
     "retried later": (lambda: preflight_ended(ExitCode.UNAVAILABLE), "WWWWWW", "WWWWWW", "WWWWWW", "W"),
     "starts": (between_stages, "CWWWWC", "WWWWWW", "WWWWWW", "W"),
 }
+
+
+def decided(world: World) -> Decision:
+    """Returns the decision with the details that a first one requests."""
+    observation = world.observe()
+    decision = decide(observation)
+    if decision.details is None:
+        return decision
+    return decide(world.with_details(observation, decision.details))
 
 
 def refuse(world: World) -> None:
@@ -169,5 +262,5 @@ def test_each_rule_decides_with_any_plan_and_run_folder(rule: str) -> None:
             other = copy.deepcopy(world)
             change(other)
             FOLDERS[folder](other)
-            found[plan] += type(decide(other.observe()).action).__name__[0]
+            found[plan] += type(decided(other).action).__name__[0]
     assert found == {plan: expected.get(plan, unusable) for plan in found}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from finetune_contract import Stage, StageProgress
 from finetune_contract.base import MOST_COUNT
 from finetune_operator.api import FineTuneJobStatus
-from finetune_operator.lifecycle.status.fitting import fit_schema
+from finetune_operator.lifecycle.fitting import fit_schema
 from tests.unit.lifecycle.world import World, job
 
 TENSORS: dict[str, Any] = {"total": 37, "unit": "tensors", "total_bytes": 37 * 2**20}

@@ -50,6 +50,8 @@ from finetune_operator.lifecycle.children.quotas import Quota
 from finetune_operator.lifecycle.children.workload import Workload
 from finetune_operator.lifecycle.decide import decide
 from finetune_operator.lifecycle.decision import Decision, DetailRequest, JobEvent
+from finetune_operator.lifecycle.fitting import read_status
+from finetune_operator.lifecycle.job import Job
 from finetune_operator.lifecycle.observation import (
     AttemptFiles,
     Observation,
@@ -60,9 +62,7 @@ from finetune_operator.lifecycle.observation import (
     in_order,
     since,
 )
-from finetune_operator.lifecycle.reduced_job import reduced_job
 from finetune_operator.lifecycle.status.events import job_events
-from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.planning.errors import Refused
 from finetune_operator.planning.estimate.past_runs import PastTrainings
 from finetune_operator.planning.stored_plan import stored_plan_in
@@ -222,7 +222,7 @@ class World:
     ledger: dict[str, LedgerRecord] | None = None
     """The operator's ledger, by URI; None: it keeps none."""
     ledger_away: bool = False
-    budget: Callable[[Object, datetime], MonthlyBudget | None] = lambda _job, _now: None
+    budget: Callable[[Job, datetime], MonthlyBudget | None] = lambda _job, _now: None
     """The budget of the job's namespace for the month."""
     past_trainings: PastTrainings | None = None
     """Past trainings of the namespace."""
@@ -238,18 +238,18 @@ class World:
 
     def observe(self) -> Observation:
         # As the observer reads them: decisions must not need more than it provides.
+        job = Job.parse(answered(self.job))
         jobsets, pods = own_children(
             self.job, answered(list(self.jobsets.values())), answered(list(self.pods.values())), self.now
         )
         return Observation(
             now=self.now,
-            job=reduced_job(answered(self.job)),
-            status=read_status(self.job.get("status")),
+            job=job,
             profiles=tuple(answered(self.profiles)),
             stored=stored_plan_in(answered(self.config_map)),
             jobsets=jobsets,
             pods=pods,
-            folder=self._view(jobsets, pods),
+            folder=self._view(job, jobsets, pods),
             source=answered(self.source),
             quotas=()
             if self.config_map
@@ -265,12 +265,12 @@ class World:
             else tuple(Workload.parse(each) for each in self.workloads.values()),
             live_jobs=self.live_jobs,
             ledger=None if self.ledger is None else LEDGER,
-            month=self.budget(self.job, self.now) if self.config_map else None,
+            month=self.budget(job, self.now) if self.config_map or job.status.resolved else None,
             past_trainings=self.past_trainings,
             paused=self.paused,
         )
 
-    def _view(self, jobsets: Sequence[JobSet], pods: Sequence[Pod]) -> RunFolderView:
+    def _view(self, job: Job, jobsets: Sequence[JobSet], pods: Sequence[Pod]) -> RunFolderView:
         stored = stored_plan_in(self.config_map)
         if stored is None:
             return RunFolderView()
@@ -287,9 +287,8 @@ class World:
         )
         takeovers = in_order(self.takeovers)
         listed = [key for key in self.attempts if since(takeovers, key)]
-        status = read_status(self.job.get("status"))
-        own = own_attempts(listed, takeovers, job=self.job, status=status, jobsets=jobsets, pods=pods)
-        requested = self.job["spec"].get("retry", {}).get("generation", 0)
+        own = own_attempts(listed, takeovers, job=job, jobsets=jobsets, pods=pods)
+        requested = job.control.retry_generation
         return RunFolderView(
             attempts={key: files for key, files in self.attempts.items() if key in own},
             foreign_attempts=frozenset(listed) - own,
@@ -384,7 +383,7 @@ class World:
     def delete(self) -> None:
         """The job is deleted, and the operator observes it."""
         assert self.ledger is not None
-        for record in closing_records(reduced_job(answered(self.job)), self.now):
+        for record in closing_records(Job.parse(answered(self.job)), self.now):
             found = self.ledger.setdefault(record_uri(LEDGER, record), record)
             if rest := remainder(record, found):
                 self.ledger.setdefault(record_uri(LEDGER, rest), rest)

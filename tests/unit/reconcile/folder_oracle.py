@@ -21,8 +21,8 @@ from finetune_contract import (
 from finetune_operator.api import Reason
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.decision import Decision
+from finetune_operator.lifecycle.fitting import read_status
 from finetune_operator.lifecycle.observation import RetryRecord, TakeoverRecord
-from finetune_operator.lifecycle.status.fitting import read_status
 from tests.unit.api.schema_oracle import check_rules, check_schema
 from tests.unit.lifecycle.writes import writes
 from tests.unit.reconcile.folder_world import PRICE, FolderWorld

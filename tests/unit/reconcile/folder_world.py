@@ -16,10 +16,9 @@ from finetune_contract.base import Record
 from finetune_operator.lifecycle.attempts.own_attempts import own_attempts
 from finetune_operator.lifecycle.children.jobset import JobSet
 from finetune_operator.lifecycle.children.pod import Pod
-from finetune_operator.lifecycle.decide import finished
 from finetune_operator.lifecycle.decision import Decision, DetailRequest
+from finetune_operator.lifecycle.job import Job
 from finetune_operator.lifecycle.observation import Observation, RunFolderView
-from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.planning.stored_plan import read_stored_plan
 from finetune_operator.reconcile.run_folder import RunFolderReader
 from finetune_operator.reconcile.run_folder_observer import Folders
@@ -115,21 +114,15 @@ class FolderWorld(World):
         """Restores the original content of all files."""
         self.tampered.clear()
 
-    def _view(self, jobsets: Sequence[JobSet], pods: Sequence[Pod]) -> RunFolderView:
+    def _view(self, job: Job, jobsets: Sequence[JobSet], pods: Sequence[Pod]) -> RunFolderView:
         if self.config_map is None:
             return RunFolderView()
         self.store.files = self.files()
         self.store.calls.clear()
-        own = partial(
-            own_attempts,
-            job=self.job,
-            status=read_status(self.job.get("status")),
-            jobsets=jobsets,
-            pods=pods,
-        )
-        retry = self.job["spec"].get("retry", {}).get("generation", 0)
+        own = partial(own_attempts, job=job, jobsets=jobsets, pods=pods)
+        retry = job.control.retry_generation
         self.view = _RUNNER.run(self.reader.view(self.folders, of=_JOB, own=own, retry=retry))
-        if finished(self.job):
+        if job.finished:
             self.reader.forget(_JOB)
         return self.view
 

@@ -38,9 +38,10 @@ from finetune_operator.lifecycle.decision import (
     Record,
     Wait,
 )
+from finetune_operator.lifecycle.fitting import read_status
+from finetune_operator.lifecycle.job import Job
 from finetune_operator.lifecycle.observation import Observation, RunFolderView, TakeoverRecord
 from finetune_operator.lifecycle.run_record import RunRecord
-from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.objects import Object
 from finetune_operator.planning import read_stored_plan
 from finetune_operator.reconcile.apply import Applier, event_of
@@ -72,11 +73,9 @@ class Bench:
         )
 
     def observation(self) -> Observation:
-        job = self.cluster.objects[JOBS, "team", "demo"]
         return Observation(
             now=NOW,
-            job=job,
-            status=read_status(job.get("status")),
+            job=Job.parse(self.cluster.objects[JOBS, "team", "demo"]),
             profiles=(),
             stored=read_stored_plan(plan()),
             jobsets=tuple(map(JobSet.parse, self.cluster.of(JOBSETS))),
@@ -225,7 +224,7 @@ async def test_an_event_that_cannot_be_written_stops_nothing(bench: Bench) -> No
 
 def test_events_differ_in_name_where_they_differ_in_what_they_say_or_in_the_transition() -> None:
     bench = Bench()
-    subject = bench.cluster.of(JOBS)[0]
+    subject = Job.parse(bench.cluster.of(JOBS)[0])
     other = replace(NOTICE, message="Export has started")
     again = replace(NOTICE, since="2026-11-21T12:00:00Z")
     names = {event_of(subject, notice, NOW)["metadata"]["name"] for notice in (NOTICE, other, again, NOTICE)}
@@ -373,7 +372,8 @@ async def test_the_end_of_a_job_is_recorded_before_its_status(bench: Bench) -> N
     bench.store.calls = bench.cluster.calls
     lost = (AttemptKey(Stage.EXPORT, 1), Failure(code=1, reason="PodLost", message="gone"))
     texts = {"labels": {"team": "a"}, "annotations": {"note": "x\ud800"}}
-    observation = replace(bench.observation(), job_texts=texts)
+    bench.cluster.put(JOBS, {**job(), "metadata": {**job()["metadata"], **texts}})
+    observation = bench.observation()
     action = Finish(records=(lost,), ends_now=True)
     await bench.carry_out(observation, Decision(action=action, status=ENDED, events=(NOTICE,)))
     assert bench.cluster.calls == [

@@ -12,6 +12,7 @@ import pytest
 from finetune_operator.cluster.port import CONFIG_MAPS, JOBS, Rejected, Unavailable
 from finetune_operator.ledger.job_usage import counted_on, job_usage
 from finetune_operator.lifecycle.accounting.records import closing_records
+from finetune_operator.lifecycle.job import Job
 from finetune_operator.reconcile import at_work as module
 from finetune_operator.reconcile.at_work import AtWork
 from tests.unit.lifecycle.test_lost_namespace import CHIPS, stored, training
@@ -79,7 +80,7 @@ async def test_the_next_leader_can_record_a_job_that_was_deleted_unseen(
     assert usage is not None
     assert usage.chips == CHIPS
     later = usage.as_of + timedelta(hours=100)
-    recorded = [closing_records(counted_on(each, later), later) for each in (report, running)]
+    recorded = [closing_records(Job.parse(counted_on(each, later)), later) for each in (report, running)]
     assert recorded[0] == recorded[1]
     assert sum(each.chip_hours for each in recorded[0]) >= 100 * CHIPS
 

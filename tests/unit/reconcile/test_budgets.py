@@ -16,6 +16,7 @@ from finetune_operator.artifacts.port import StorageDenied, StorageUnavailable
 from finetune_operator.ledger.layout import record_uri
 from finetune_operator.ledger.month import Month, MonthlyBudget
 from finetune_operator.ledger.record import LedgerRecord
+from finetune_operator.lifecycle.job import Job
 from finetune_operator.objects import Object
 from finetune_operator.planning import StoredPlan, read_stored_plan, render_stored_plan
 from finetune_operator.reconcile.budgets import Budgets, TrainingTimes
@@ -73,7 +74,7 @@ class Bench:
             await asyncio.wait({task})
 
     def of(self, found: Object, stored: Object | None = None) -> MonthlyBudget | None:
-        return self.budgets.of(found, read_stored_plan(stored or plan()))
+        return self.budgets.of(Job.parse(found), read_stored_plan(stored or plan()))
 
     @property
     def listed(self) -> list[str]:
@@ -103,7 +104,7 @@ def used(
         **{
             "observedGeneration": 1,
             "stage": "Train",
-            "resolved": {"profile": {"name": "local"}, "resources": {"chips": 8}},
+            "resolved": {"profile": {"name": "local", "hash": "0" * 64}, "resources": {"chips": 8}},
             "conditions": running,
             "cost": {"chipHours": hours, "amount": "3", "currency": "USD"},
             "ledger": {"chipHours": recorded, "amount": "0"},
@@ -317,10 +318,10 @@ def test_only_a_change_of_the_limit_is_one() -> None:
 def test_a_job_without_a_plan_has_the_budget_of_the_profile_in_its_status() -> None:
     budgets = Budgets(FakeStore(), URI, utc_now=lambda: BEGIN)
     budgets.profile("local", profile(3))
-    found = budgets.of(used(), None)
+    found = budgets.of(Job.parse(used()), None)
     assert found is not None
     assert found.limit == 3
-    assert budgets.of(job(), None) is None
+    assert budgets.of(Job.parse(job()), None) is None
 
 
 def test_without_a_ledger_the_usage_stays_unknown() -> None:

@@ -148,7 +148,7 @@ async def test_a_job_that_has_changed_is_observed_again_before(action: Callable[
     setup.cluster.put(JOBS, {**setup.cluster.of(JOBS)[0], "spec": {"suspend": True}})
     await setup.reconcile()
     assert setup.lives == [False, True]
-    assert setup.observed[-1].job["spec"] == {"suspend": True}
+    assert setup.observed[-1].job.control.suspend
 
 
 @pytest.mark.parametrize(("topology", "lists"), [("2x4", 1), ("4x4", 3)])
@@ -182,7 +182,7 @@ async def test_the_next_decision_knows_what_this_one_has_written() -> None:
     seen = setup.observed[-1]
     assert seen.cached
     assert {each.name for each in seen.jobsets} == {"demo-prep-1", "demo-conv-1"}
-    assert seen.job["metadata"]["resourceVersion"] == setup.cluster.of(JOBS)[0]["metadata"]["resourceVersion"]
+    assert seen.job.resource_version == setup.cluster.of(JOBS)[0]["metadata"]["resourceVersion"]
 
 
 async def test_a_job_that_was_deleted_while_its_plan_was_stored_leaves_no_plan() -> None:

@@ -28,8 +28,8 @@ from finetune_operator.artifacts.port import (
 from finetune_operator.lifecycle.attempts.own_attempts import own_attempts
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.children.jobset import JobSet
+from finetune_operator.lifecycle.job import Job
 from finetune_operator.lifecycle.observation import RunFolderView, TakeoverRecord
-from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.reconcile.run_folder import RunFolderReader
 from finetune_operator.reconcile.run_folder_observer import Folders
 from finetune_operator.reconcile.view_cache import ClusterState
@@ -67,7 +67,7 @@ def put(store: FakeStore, uri: str, record: object = None) -> None:
 
 def working(jobset: str) -> ClusterState:
     """A JobSet that may be running."""
-    return ClusterState.of(job(), [JobSet.parse(child("JobSet", jobset))], [])
+    return ClusterState.of(Job.parse(job()), [JobSet.parse(child("JobSet", jobset))], [])
 
 
 def training(store: FakeStore, run: RunFolder = RUN) -> None:
@@ -267,7 +267,7 @@ async def test_records_of_foreign_attempts_are_not_read(store: FakeStore, reader
         for stage, short in (("Preflight", "prep"), ("Convert", "conv"))
     ]
     known = job(stages=[named], attempts={"total": 3, "history": history})
-    own = partial(own_attempts, job=known, status=read_status(known["status"]), jobsets=(), pods=())
+    own = partial(own_attempts, job=Job.parse(known), jobsets=(), pods=())
     view = await reader.view(FOLDERS, own=own)
     assert len(view.attempts) == 3
     assert len(view.foreign_attempts) == 498

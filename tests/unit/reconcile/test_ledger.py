@@ -18,6 +18,7 @@ from finetune_operator.ledger.record import LedgerOutcome, LedgerRecord
 from finetune_operator.lifecycle.accounting.recorded import with_records
 from finetune_operator.lifecycle.accounting.records import closing_records
 from finetune_operator.lifecycle.decision import Decision, Wait
+from finetune_operator.lifecycle.job import Job
 from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.reconcile import ledger as module
 from finetune_operator.reconcile.apply import Applier
@@ -160,7 +161,7 @@ async def test_usage_that_no_record_of_the_last_attempt_contains_has_its_own(ben
 
 
 async def test_usage_since_a_record_that_was_written_before_a_crash_has_its_own(bench: Bench) -> None:
-    (whole,) = closing_records(stopped(), NOW)
+    (whole,) = closing_records(Job.parse(stopped()), NOW)
     day = whole.model_copy(
         update={"outcome": LedgerOutcome.RUNNING, "chip_hours": Decimal("0.5"), "cost": Decimal(1)}
     )

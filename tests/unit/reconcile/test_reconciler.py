@@ -45,8 +45,8 @@ from finetune_operator.lifecycle.decision import (
     JobEvent,
     Wait,
 )
+from finetune_operator.lifecycle.fitting import read_status
 from finetune_operator.lifecycle.observation import Observation
-from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.reconcile.apply import Applier
 from finetune_operator.reconcile.children import ManyChildren
 from finetune_operator.reconcile.keys import JobKey

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from finetune_operator.cluster.port import PROFILES
+from finetune_operator.lifecycle.job import Job
 from finetune_operator.lifecycle.observation import Observation, RunFolderView
-from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.reconcile.other_objects import FRESH_SECONDS, OtherObjects, SharedRead
 from finetune_operator.reconcile.served_namespaces import ServedNamespaces
 from tests.unit.reconcile.fakes import NOW, FakeCluster
@@ -138,8 +138,7 @@ def observation(namespace: str, number: int) -> Observation:
     """Returns that of a job that is not admitted yet."""
     return Observation(
         now=NOW,
-        job={"metadata": {"namespace": namespace, "name": f"job-{number}"}, "spec": {}},
-        status=read_status(None),
+        job=Job.parse({"metadata": {"namespace": namespace, "name": f"job-{number}"}, "spec": {}}),
         profiles=(),
         stored=None,
         jobsets=(),

@@ -13,6 +13,7 @@ from finetune_operator.api import Reason
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.children.jobset import JobSet
 from finetune_operator.lifecycle.children.pod import Pod
+from finetune_operator.lifecycle.job import Job
 from finetune_operator.lifecycle.observation import AttemptFiles, ReadFailure, RunFolderView, pace
 from finetune_operator.reconcile.view_cache import (
     LISTING_SECONDS,
@@ -45,7 +46,7 @@ def state(*children: JobSet | Pod, generation: int = 1) -> ClusterState:
     made = {**JOB, "metadata": {**JOB["metadata"], "generation": generation}}
     jobsets = [each for each in children if isinstance(each, JobSet)]
     pods = [each for each in children if isinstance(each, Pod)]
-    return ClusterState.of(made, jobsets, pods)
+    return ClusterState.of(Job.parse(made), jobsets, pods)
 
 
 def reading(at: ClusterState, *, started: bool = True, size: int = 0, **faults: Any) -> Reading:

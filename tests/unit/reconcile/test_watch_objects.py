@@ -32,7 +32,7 @@ def test_of_a_job_metadata_are_reduced_and_spec_and_status_kept() -> None:
             "labels": {
                 "kueue.x-k8s.io/queue-name": "q",
                 "kueue.x-k8s.io/priority-class": "high",
-                **{f"label-{number:02d}": "v" * 63 for number in range(32)},
+                **{f"label-{number:02d}": "v" * 63 for number in range(62)},
             },
         },
         "spec": {"model": {"uri": "gs://m"}},

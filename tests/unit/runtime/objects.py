@@ -4,7 +4,7 @@ from typing import Any
 
 from finetune_operator.api import FineTuneJobStatus
 from finetune_operator.lifecycle.changes import changes
-from finetune_operator.lifecycle.status.fitting import read_status
+from finetune_operator.lifecycle.fitting import read_status
 from finetune_operator.reconcile.keys import JobKey
 from finetune_operator.runtime.metrics import OperatorMetrics
 

@@ -15,7 +15,7 @@ from finetune_operator.lifecycle.attempts.deadlines import HUNG
 from finetune_operator.lifecycle.attempts.disruption import PREEMPTED
 from finetune_operator.lifecycle.attempts.wait_times import WaitTimes
 from finetune_operator.lifecycle.changes import Changes, changes
-from finetune_operator.lifecycle.status.fitting import read_status
+from finetune_operator.lifecycle.fitting import read_status
 from finetune_operator.lifecycle.status.progress import goodput_status
 from finetune_operator.runtime.change_metrics import HELD_SECONDS
 from finetune_operator.runtime.event_handlers import EventHandlers

@@ -19,7 +19,7 @@ from finetune_contract import FailureClass, Stage
 from finetune_operator.api import ConditionType, FineTuneJobStatus
 from finetune_operator.api.placement import Capacity
 from finetune_operator.api.status_stages import AttemptRecord
-from finetune_operator.api.timestamps import parse, whole_second
+from finetune_operator.api.timestamps import whole_second
 from finetune_operator.ledger.amounts import Amounts, amount
 from finetune_operator.ledger.record import (
     MODEL_BYTES,
@@ -40,12 +40,11 @@ from finetune_operator.lifecycle.attempts.classify import AttemptResult
 from finetune_operator.lifecycle.attempts.usage import rate_of, run_seconds, terms_of, usage_of
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.decision import Delete, Finish, NextStep
+from finetune_operator.lifecycle.job import Job
 from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.lifecycle.stages.job_stages import JobStages
 from finetune_operator.lifecycle.status.attempt_history import attempt_steps
-from finetune_operator.lifecycle.status.fitting import read_status
 from finetune_operator.lifecycle.status.usage import rounded_down
-from finetune_operator.objects import Object
 from finetune_operator.planning import Plan
 from finetune_operator.planning.estimate.past_runs import step_settings
 
@@ -65,21 +64,21 @@ def due_records(
     ended = _of_ended(observation, step.stages, status)
     found = ended + _of_the_day(observation, step.stages, status, ended)
     if not found and isinstance(step.action, Finish):
-        return _rest(observation.job, status, observation.status, observation.now)
+        return _rest(observation.job, status, observation.now)
     return found
 
 
-def closing_records(job: Object, now: datetime) -> tuple[LedgerRecord, ...]:
+def closing_records(job: Job, now: datetime) -> tuple[LedgerRecord, ...]:
     """Returns what is left to record of a job that has ended or is deleted.
 
     It follows from the job alone, whose children may be gone. If several attempts are not recorded, because the ledger
     could not be written for a while, those in the history of the status have a record each, and one of them contains
     the usage of all.
     """
-    status = read_status(job.get("status"))
+    status = job.status
     if status.is_true(ConditionType.FINISHED) and not (status.ledger and status.ledger.pending):
         return ()
-    return _rest(job, status, status, now)
+    return _rest(job, status, now)
 
 
 def remainder(due: LedgerRecord, found: LedgerRecord) -> LedgerRecord | None:
@@ -102,9 +101,7 @@ def remainder(due: LedgerRecord, found: LedgerRecord) -> LedgerRecord | None:
     )
 
 
-def _rest(
-    job: Object, status: FineTuneJobStatus, stored: FineTuneJobStatus, now: datetime
-) -> tuple[LedgerRecord, ...]:
+def _rest(job: Job, status: FineTuneJobStatus, now: datetime) -> tuple[LedgerRecord, ...]:
     """Returns the records of attempts that have none, or one of usage that no record contains."""
     last, ended = last_attempt(status), status.is_true(ConditionType.FINISHED)
     if last is None:
@@ -131,7 +128,6 @@ def _rest(
             failure_class=entry.failure_class if entry else None,
             reason=entry.reason if entry else "",
             end=whole_second(completed or now),
-            stored=stored,
             **_reported_slice(status, key, held=bool(rest) and key == whole),
         )
         for sequence, (key, entry) in enumerate(ends.items(), recorded_count(status) + 1)
@@ -198,7 +194,6 @@ def _of_attempt(
         reason=end.reason[:128] if end else "",
         end=whole_second((end.finished if end else None) or observation.now),
         seconds=int(own.chip_hours * 3600 / chips if chips else run_seconds(attempt, observation.now)),
-        stored=observation.status,
         trained=_trained(stages, status, attempt, end) if end else None,
         **held,
     )
@@ -212,7 +207,7 @@ def _of_the_day(
     stored, live = observation.status, stages.live
     if live is None or stored.active_time is None or status.active_time is None:
         return ()
-    if status.active_time.as_of.date() <= _day(observation.job, stored, observation.now):
+    if status.active_time.as_of.date() <= _day(observation.job, observation.now):
         return ()
     used = Amounts.of(stored.cost) - Amounts.of(stored.ledger)
     for record in ended:
@@ -222,24 +217,16 @@ def _of_the_day(
 
 
 def _record(
-    job: Object,
-    status: FineTuneJobStatus,
-    key: AttemptKey,
-    own: Amounts,
-    *,
-    stored: FineTuneJobStatus,
-    **values: Any,
+    job: Job, status: FineTuneJobStatus, key: AttemptKey, own: Amounts, **values: Any
 ) -> LedgerRecord:
-    """``stored``: the job's status as it is stored, from which the day follows."""
-    metadata, resolved, cost = job["metadata"], status.resolved, status.cost
-    labels = metadata.get("labels") or {}
+    resolved, cost = status.resolved, status.cost
     source = resolved.model.source if resolved and resolved.model else ""
     return LedgerRecord(
-        day=_day(job, stored, values["end"]),
-        namespace=metadata["namespace"],
-        job=metadata["name"],
-        uid=metadata["uid"],
-        labels=dict(islice(sorted(labels.items()), MOST_LABELS)),
+        day=_day(job, values["end"]),
+        namespace=job.namespace,
+        job=job.name,
+        uid=job.uid,
+        labels=dict(islice(sorted(job.labels.items()), MOST_LABELS)),
         profile=resolved.profile.name if resolved and resolved.profile else "",
         # Cut where its bytes would make the record too large to be read.
         model=source.encode()[:MODEL_BYTES].decode(errors="ignore"),
@@ -276,15 +263,15 @@ def _trained(
     )
 
 
-def _day(job: Object, stored: FineTuneJobStatus, end: datetime) -> date:
+def _day(job: Job, end: datetime) -> date:
     """Returns the day on which a record counts: that of the last stored report of the usage, so that it is the same
     when the record is decided again. While the ledger is away, it remains the day of the first record that was due."""
+    stored = job.status
     if stored.ledger and stored.ledger.pending_day:
         return stored.ledger.pending_day
     if stored.active_time:
         return stored.active_time.as_of.date()
-    created = job["metadata"].get("creationTimestamp")
-    return (parse(created) if created else end).date()
+    return (job.creation_timestamp or end).date()
 
 
 def _slice(attempt: Attempt, plan: Plan, own: Amounts) -> dict[str, Any]:

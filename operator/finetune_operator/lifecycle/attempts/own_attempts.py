@@ -23,8 +23,8 @@ from finetune_operator.lifecycle.attempts.pending_records import pending_records
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.children.jobset import JobSet
 from finetune_operator.lifecycle.children.pod import Pod
+from finetune_operator.lifecycle.job import Job
 from finetune_operator.lifecycle.observation import TakeoverRecord
-from finetune_operator.objects import Object
 from finetune_operator.rendering import MAX_RESTART
 
 type Number = tuple[Stage, int]
@@ -37,8 +37,7 @@ def own_attempts(
     listed: Collection[AttemptKey],
     takeovers: tuple[TakeoverRecord, ...],
     *,
-    job: Object,
-    status: FineTuneJobStatus,
+    job: Job,
     jobsets: Sequence[JobSet],
     pods: Sequence[Pod],
 ) -> frozenset[AttemptKey]:
@@ -47,12 +46,12 @@ def own_attempts(
     listed = [key for key in listed if key.restart <= MAX_RESTART]
     made = {jobset.key for jobset in jobsets if jobset.key} | {pod.key for pod in pods if pod.key}
     restarts = _with_restarts(made)
-    reported = _reported(status)
+    reported = _reported(job.status)
     if reported is not None:
         named = _followed(_with_restarts(reported), listed)
         # In another job's folder without its takeover record, numbers that are not named may be that job's.
-        alone = bool(takeovers) or "resumeFrom" not in job.get("spec", {})
-        full = alone and len(ended_attempts(status)) >= HISTORY
+        alone = bool(takeovers) or not job.control.resumes
+        full = alone and len(ended_attempts(job.status)) >= HISTORY
         newest = {stage: max((n for s, n in named if s is stage), default=0) for stage in Stage}
         numbers = {key.jobset for key in listed if full and key.number < newest[key.stage]}
     else:

@@ -5,13 +5,12 @@ cluster cannot be observed, and deadlines, hang detection and usage follow from 
 queue belongs to MultiKueue; Kueue's webhook writes it into the created JobSet.
 """
 
-from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
 
 from finetune_contract import ExitCode, Failure
 from finetune_operator.lifecycle.attempts.attempt import Attempt
 from finetune_operator.lifecycle.children.object_condition import ObjectCondition
+from finetune_operator.lifecycle.job import Control
 
 SUSPENDED = "Suspended"
 CANCELLED = "Cancelled"
@@ -42,11 +41,11 @@ def earlier_run(attempt: Attempt) -> Failure:
     return _stopped(EVICTED, why)
 
 
-def requested_stop(spec: Mapping[str, Any]) -> Failure | None:
-    """Returns the record of the attempts of a job that its user has stopped, by the job's spec; None: it may run."""
-    if spec.get("cancel"):
+def requested_stop(control: Control) -> Failure | None:
+    """Returns the record of the attempts of a job that its user has stopped; None: it may run."""
+    if control.cancel:
         return _stopped(CANCELLED, "Stopped because the job was cancelled.")
-    if spec.get("suspend"):
+    if control.suspend:
         return _stopped(SUSPENDED, "Stopped because the job was suspended.")
     return None
 

@@ -15,7 +15,7 @@ from finetune_contract import Failure, Outcome, Stage, StageResult
 from finetune_contract.base import MOST_PRICE, MOST_SECONDS
 from finetune_operator.api import ConditionType
 from finetune_operator.api.status_stages import ActiveTime
-from finetune_operator.api.timestamps import parse, whole_second
+from finetune_operator.api.timestamps import whole_second
 from finetune_operator.ledger.amounts import Amounts
 from finetune_operator.lifecycle.attempts.attempt import Attempt
 from finetune_operator.lifecycle.attempts.wait_times import recorded_waits
@@ -66,8 +66,8 @@ def usage(plan: Plan, attempts: Iterable[Attempt], observation: Observation) -> 
     as_of = previous.active_time.as_of if previous.active_time else None
     # Usage that was reported while the rate was known is better than an estimate with the current rate.
     lengths = [(run_seconds(attempt, now), rate) for attempt, rate in rated if rate.known or not as_of]
-    created = observation.job["metadata"].get("creationTimestamp")
-    seen = _sum(plan, lengths, _seconds_since(parse(created) if created else previous.start_time, now))
+    created = observation.job.creation_timestamp or previous.start_time
+    seen = _sum(plan, lengths, _seconds_since(created, now))
     later = [(run_seconds_since(attempt, as_of, now), rate) for attempt, rate in rated] if as_of else []
     if unobserved := _unobserved(observation, now):
         rate = next(

@@ -4,6 +4,7 @@ The API server checks objects against their schemas, but optional fields may be 
 what their objects contain, so texts and lists are cut.
 """
 
+import math
 from collections.abc import Sequence
 from datetime import datetime
 from itertools import islice
@@ -57,6 +58,16 @@ def number(found: Object, key: str, default: int = 0) -> int:
     """Returns an integer; ``default`` if it is missing."""
     value = found.get(key)
     return int(value) if isinstance(value, int) else default
+
+
+def amount(found: Object, key: str) -> float | None:
+    """Returns a number, which may be written as text; None if it is missing or not finite."""
+    value = found.get(key)
+    try:
+        read = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else None
+    except (ValueError, OverflowError):
+        return None
+    return read if read is not None and math.isfinite(read) else None
 
 
 def time(found: Object, key: str) -> datetime | None:

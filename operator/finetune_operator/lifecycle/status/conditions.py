@@ -93,7 +93,7 @@ def conditions(observation: Observation, state: JobState, stages: JobStages | No
     made = as_conditions(
         states,
         observation.status.conditions or (),
-        generation=observation.job["metadata"].get("generation", 1),
+        generation=observation.job.generation,
         now=observation.now,
     )
     return tuple(made[kind] for kind in ConditionType)

@@ -12,13 +12,13 @@ from finetune_operator.api.timestamps import whole_second
 from finetune_operator.lifecycle.attempts.pending_records import with_pending
 from finetune_operator.lifecycle.attempts.wait_times import training_wait_times
 from finetune_operator.lifecycle.decision import Delete, Finish, NextStep
+from finetune_operator.lifecycle.fitting import fit_schema
 from finetune_operator.lifecycle.job_state import PAUSED, JobPhase, JobState
 from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.lifecycle.retry import acted_generation
 from finetune_operator.lifecycle.stages.job_stages import JobStages
 from finetune_operator.lifecycle.status.attempt_history import attempts_status
 from finetune_operator.lifecycle.status.conditions import OUTCOME, TRUE, as_conditions, conditions
-from finetune_operator.lifecycle.status.fitting import fit_schema
 from finetune_operator.lifecycle.status.progress import goodput_status, progress_status, with_stage_progress
 from finetune_operator.lifecycle.status.resolved import estimate_status, past_runs_status, resolved_status
 from finetune_operator.lifecycle.status.results import (
@@ -79,7 +79,7 @@ def _base(observation: Observation, step: NextStep) -> FineTuneJobStatus:
 
 def _finished(observation: Observation) -> FineTuneJobStatus:
     """The status of a finished job, for the newest generation of its spec."""
-    status, generation = observation.status, observation.job["metadata"].get("generation", 1)
+    status, generation = observation.status, observation.job.generation
     known = {
         each.type: each.model_copy(update={"observed_generation": generation})
         for each in status.conditions or ()
@@ -173,7 +173,7 @@ def _decided(observation: Observation, state: JobState, stages: JobStages | None
         }
     completed = previous.completion_time or whole_second(observation.now)
     return FineTuneJobStatus.model_construct(
-        observed_generation=observation.job["metadata"].get("generation", 1),
+        observed_generation=observation.job.generation,
         phase=_phase(state, stages),
         retry_generation=acted_generation(observation) or None,
         conditions=conditions(observation, state, stages),

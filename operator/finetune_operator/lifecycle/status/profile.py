@@ -6,8 +6,8 @@ from types import MappingProxyType
 
 from finetune_operator.api import Condition, ConditionType, FineTuneProfileStatus, Reason
 from finetune_operator.api.conditions import ProfileConditionType
+from finetune_operator.lifecycle.fitting import read_profile_status
 from finetune_operator.lifecycle.status.conditions import FALSE, TRUE, ConditionState, as_conditions
-from finetune_operator.lifecycle.status.fitting import read_profile_status
 from finetune_operator.objects import Object
 from finetune_operator.planning import Refused, check_ledger, check_profile_object, profile_remarks
 

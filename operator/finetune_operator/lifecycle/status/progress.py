@@ -25,9 +25,9 @@ from finetune_operator.api.timestamps import whole_second
 from finetune_operator.lifecycle.attempts.attempt import Attempt, stepped
 from finetune_operator.lifecycle.attempts.wait_times import WaitTimes
 from finetune_operator.lifecycle.children.pods import last_start
+from finetune_operator.lifecycle.fitting import copied
 from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.lifecycle.stages.job_stages import JobStages
-from finetune_operator.lifecycle.status.fitting import copied
 
 #: Higher numbers are no step counts; a larger integer does not fit into a float.
 _MOST_STEPS = 2**53

@@ -27,8 +27,8 @@ from finetune_operator.api.status_resolved import (
     ResolvedServiceAccounts,
     SecondsRange,
 )
+from finetune_operator.lifecycle.fitting import copied
 from finetune_operator.lifecycle.stages.findings import MOST_SECONDS, estimated_seconds, found
-from finetune_operator.lifecycle.status.fitting import copied
 from finetune_operator.planning import Findings, Plan
 from finetune_operator.planning.estimate.past_runs import PastTrainings, TrainingShape
 from finetune_operator.planning.stages import STAGES

@@ -15,10 +15,10 @@ from finetune_operator.api.status_results import (
     FailureStatus,
     GateStatus,
 )
+from finetune_operator.lifecycle.fitting import copied
 from finetune_operator.lifecycle.job_state import JobState
 from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.lifecycle.stages.job_stages import JobStages
-from finetune_operator.lifecycle.status.fitting import copied
 
 _CHECKPOINTS = 10
 

@@ -55,7 +55,7 @@ def with_unplanned_usage(
     chips = sum(jobset.chips or 0 for jobset in observation.jobsets if not jobset.ended)
     update: dict[str, object] = {"active_time": active_time(used, observation.now, chips or None)}
     if status.cost or chips:
-        in_money = "maxCost" in (observation.job["spec"].get("budget") or {})
+        in_money = observation.job.control.cost is not None
         update["cost"] = _grown_cost(status.cost, used, in_money=in_money)
     return status.model_copy(update=update)
 
