@@ -7,8 +7,8 @@ from datetime import datetime
 from finetune_contract import ExitCode, Failure, Stage
 from finetune_operator.api import Reason, WaitingReason
 from finetune_operator.api.timestamps import stamp
-from finetune_operator.lifecycle.attempts.attempt import Attempt, stepped
-from finetune_operator.lifecycle.attempts.capacity import refused_pods
+from finetune_operator.lifecycle.attempts.attempt import Attempt
+from finetune_operator.lifecycle.attempts.capacity import RefusedPods
 from finetune_operator.lifecycle.attempts.deadlines import interrupted
 from finetune_operator.lifecycle.children.kueue import QueueStatus
 from finetune_operator.lifecycle.children.object_events import (
@@ -101,11 +101,15 @@ def _missing(stages: JobStages, failure: Failure) -> str:
 
 
 def attempt_blocker(  # noqa: PLR0911  one per case
-    observation: Observation, stages: JobStages, attempt: Attempt, queue: QueueStatus | None
+    observation: Observation,
+    stages: JobStages,
+    attempt: Attempt,
+    queue: QueueStatus | None,
+    refusal: RefusedPods | None,
 ) -> AttemptBlocker | None:
     """Returns what prevents the attempt's pods from being created or started; None if nothing is known to."""
     plan, stage = stages.plan, attempt.key.stage
-    if attempt.pods and (refusal := refused_pods(attempt, plan, observation)):
+    if attempt.pods and refusal:
         wait = WaitCause(reason=WaitingReason.PODS_REFUSED, message=refusal.message, since=refusal.since)
         return AttemptBlocker(wait=wait)
     if queue is None and attempt.jobset is not None and attempt.jobset.suspended:
@@ -206,11 +210,11 @@ def _without_pods_since(
     if attempt.jobset is None or attempt.pods or attempt.key.restart or attempt.jobset.deleting:
         return None
     unsuspended_at = attempt.jobset.unsuspended_at(queued=queue is not None)
-    if unsuspended_at is None or attempt.jobset.suspended or stepped(attempt, observation.folder.progress):
+    if unsuspended_at is None or attempt.jobset.suspended or attempt.stepped:
         return None
     waited = (observation.now - unsuspended_at).total_seconds()
     # A JobSet that had never had pods would have been stopped by then: this one has run and is about to be restarted.
-    over = waited > pre_running and interrupted(attempt, observation.folder.progress)
+    over = waited > pre_running and interrupted(attempt)
     return unsuspended_at if waited > NO_PODS_SECONDS and not over else None
 
 
