@@ -24,7 +24,7 @@ from finetune_operator.lifecycle.job_state import WaitCause
 from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.lifecycle.stages.job_stages import JobStages, waiting_input
 from finetune_operator.planning import Plan, Refused
-from finetune_operator.rendering import first_group, jobset_name
+from finetune_operator.rendering import first_group
 
 #: Seconds that a JobSet may take to create its first pod; usually it takes one.
 NO_PODS_SECONDS = 20.0
@@ -117,7 +117,7 @@ def attempt_blocker(  # noqa: PLR0911  one per case
     if unsuspended_at := _without_pods_since(
         observation, attempt, queue, pre_running=plan.limits.pre_running
     ):
-        job = f"{jobset_name(plan.job.name, *attempt.key.jobset)}-{first_group(plan, stage)}-0"
+        job = f"{attempt.jobset_name}-{first_group(plan, stage)}-0"
         return AttemptBlocker(
             wait=WaitCause(
                 reason=WaitingReason.INPUT,
@@ -185,7 +185,7 @@ def _secrets(plan: Plan) -> Iterator[tuple[str, tuple[str, str]]]:
 def no_pods(plan: Plan, attempt: Attempt, events: Iterable[ObjectEvent] | None) -> str:
     """Returns why a JobSet has no pods, with the Job controller's message if there is one."""
     stage, namespace = attempt.key.stage, plan.job.namespace
-    name = jobset_name(plan.job.name, *attempt.key.jobset)
+    name = attempt.jobset_name
     account = plan.service_account_tpu if stage.on_tpu else plan.service_account_cpu
     check = (
         f'Check that ServiceAccount "{account}" exists in namespace "{namespace}", and that quota and admission '
@@ -219,7 +219,7 @@ def _without_pods_since(
 
 
 def _suspended_by_hand(plan: Plan, attempt: Attempt) -> WaitCause:
-    name, namespace = jobset_name(plan.job.name, *attempt.key.jobset), plan.job.namespace
+    name, namespace = attempt.jobset_name, plan.job.namespace
     return WaitCause(
         reason=WaitingReason.INPUT,
         message=f"JobSet {name} is suspended, and no queue holds it. Resume it with: kubectl -n {namespace} patch "

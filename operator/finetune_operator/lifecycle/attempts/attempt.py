@@ -14,6 +14,7 @@ from finetune_operator.lifecycle.children.pods import last_start
 from finetune_operator.lifecycle.children.workload import Workload, newest
 from finetune_operator.lifecycle.observation import AttemptFiles, Observation, RetryRecord, TakeoverRecord
 from finetune_operator.planning.requests import MAX_ATTEMPT
+from finetune_operator.rendering import jobset_name
 
 #: Maximum for one job, over all stages: every decision classifies all of them.
 MOST_ATTEMPTS = 1000
@@ -26,6 +27,8 @@ class Attempt:
     """One attempt with everything observed about it."""
 
     key: AttemptKey
+    jobset_name: str
+    """Name of its JobSet, whether that exists or not."""
     ordinal: int
     """Position among the stage's attempts, from 1, which users see; restarts inside JobSets count."""
     jobset: JobSet | None
@@ -134,6 +137,7 @@ def attempts_of(observation: Observation) -> tuple[Attempt, ...]:
         found.append(
             Attempt(
                 key=key,
+                jobset_name=jobset_name(observation.job["metadata"]["name"], *key.jobset),
                 ordinal=before[key.stage],
                 jobset=jobset,
                 pods=tuple(pods.get(key, ())),

@@ -37,8 +37,7 @@ def derive_stages(
 ) -> JobStages:
     """Returns the state of all stages, with the result of every attempt. ``stop``: as in :func:`classify`."""
     results = (
-        classify(attempt, plan.job.name, stop=stop, now=observation.now, nodes=observation.nodes)
-        for attempt in attempts
+        classify(attempt, stop=stop, now=observation.now, nodes=observation.nodes) for attempt in attempts
     )
     classified = [
         (

@@ -9,7 +9,6 @@ from finetune_operator.lifecycle.attempts.classify import AttemptOutcome, Attemp
 from finetune_operator.lifecycle.attempts.own_attempts import HISTORY
 from finetune_operator.lifecycle.children.pods import node_of_host
 from finetune_operator.lifecycle.stages.job_stages import JobStages
-from finetune_operator.rendering import jobset_name
 
 _PREFIX = "Kueue"
 
@@ -131,7 +130,7 @@ def _ended(attempt: Attempt, result: AttemptResult, stages: JobStages, node: str
     return AttemptRecord.model_construct(
         stage=attempt.key.stage,
         attempt=attempt.ordinal,
-        job_set=jobset_name(stages.plan.job.name, *attempt.key.jobset),
+        job_set=attempt.jobset_name,
         restart=attempt.key.restart or None,
         failure_class=result.failure_class,
         reason=result.reason,

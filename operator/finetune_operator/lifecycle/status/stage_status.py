@@ -13,7 +13,6 @@ from finetune_operator.lifecycle.children.pods import worker_restarts
 from finetune_operator.lifecycle.job_state import JobPhase, JobState
 from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.lifecycle.stages.job_stages import JobStages, StageState, details_of
-from finetune_operator.rendering import jobset_name
 
 _SHOWN_TENSORS = 4
 #: Maximum number of reasons for a cache miss.
@@ -48,7 +47,7 @@ def _stage(
         phase=phase,
         reason=failure.reason if failure else None,
         attempt=newest.ordinal if newest else None,
-        job_set=jobset_name(stages.plan.job.name, *newest.key.jobset) if newest else None,
+        job_set=newest.jobset_name if newest else None,
         restart=newest.key.restart or None if newest else None,
         worker_restarts=_worker_restarts(newest, before) if newest else None,
         start_time=_start_time(stage_state.attempts, before, observation.now) if newest else None,
