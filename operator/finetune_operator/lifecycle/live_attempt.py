@@ -1,12 +1,14 @@
 """The live attempt: how it proceeds, and when it is stopped."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from finetune_contract import ContractUnsupported, Failure, FailureClass
 from finetune_operator.api import WaitingReason
 from finetune_operator.lifecycle.attempts import deadlines, stragglers
-from finetune_operator.lifecycle.attempts.attempt import Attempt, progress_of, seconds_beside_others
+from finetune_operator.lifecycle.attempts.attempt import Attempt, seconds_beside_others
 from finetune_operator.lifecycle.attempts.capacity import RefusedPods, refused_pods, short_job
+from finetune_operator.lifecycle.attempts.deadlines import AttemptDeadlines
 from finetune_operator.lifecycle.attempts.pod_failures import died
 from finetune_operator.lifecycle.attempts.stop_records import (
     EVICTED,
@@ -31,7 +33,7 @@ from finetune_operator.lifecycle.facts import Facts
 from finetune_operator.lifecycle.job_state import JobPhase, JobState, WaitCause, queued
 from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.lifecycle.stages.job_stages import JobStages
-from finetune_operator.lifecycle.stops import Stop, readable_since, seconds_to_stop
+from finetune_operator.lifecycle.stops import Stop, seconds_to_stop
 from finetune_operator.lifecycle.unplanned import counted_unplanned
 from finetune_operator.lifecycle.unremovable import unremovable
 from finetune_operator.lifecycle.waiting import NO_PODS_SECONDS, attempt_blocker, input_wait, recovering
@@ -42,73 +44,90 @@ from finetune_operator.rendering import CpuPoolTooSmall, render_jobset
 _SAVING_SECONDS = 10.0
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Live:
+    """The live attempt of a job whose plan is known."""
+
+    facts: Facts
+    attempt: Attempt
+
+    @property
+    def observation(self) -> Observation:
+        return self.facts.observation
+
+    @cached_property
+    def queue(self) -> QueueStatus | None:
+        served, now = self.observation.workloads is not None, self.observation.now
+        return queue_status(self.attempt.jobset, self.attempt.workload, served=served, now=now)
+
+    @cached_property
+    def deadlines(self) -> AttemptDeadlines:
+        plan = self.facts.planned.plan
+        return AttemptDeadlines(attempt=self.attempt, plan=plan, observation=self.observation)
+
+    @cached_property
+    def refusal(self) -> RefusedPods | None:
+        return refused_pods(self.attempt, self.facts.planned.plan, self.observation)
+
+
 def watch(facts: Facts, attempt: Attempt) -> NextStep:
     """Reports how the live attempt of a job whose plan and run folder are known proceeds, or stops it."""
-    observation, stages = facts.observation, facts.planned
+    stages, live = facts.planned, _Live(facts=facts, attempt=attempt)
     if unfit := _unfit(stages, attempt, facts.refused):
         return carry_out(facts, attempt, Stop(record=unfit))
-    queue = queue_status(
-        attempt.jobset, attempt.workload, served=observation.workloads is not None, now=observation.now
-    )
-    if queue and queue.without_quota:
-        evicted = _evicted(attempt)
-        if over := deadlines.given_up(attempt, stages.plan) or _begins_anew(attempt, evicted):
-            return carry_out(facts, attempt, Stop(record=over))
-        return NextStep(
-            action=Wait(
-                records=_record(facts, attempt, evicted)
-                if evicted and attempt.files
-                else _earlier(stages, attempt)
-            ),
-            state=queued(stages.plan, stages.current.stage, queue, facts.refused),
-            stages=stages,
-            requeue_after=_requeue_after(facts, attempt),
-        )
-    return _watch_pods(facts, observation, attempt, queue)
-
-
-def _watch_pods(
-    facts: Facts, observation: Observation, attempt: Attempt, queue: QueueStatus | None
-) -> NextStep:
-    """Reports on an attempt that may have pods, or stops it. ``observation``: that of ``facts``, or without Events."""
-    stages, refused = facts.planned, facts.refused
-    short = short_job(attempt, stages.plan, observation)
-    if short and observation.events is None:
+    if live.queue and live.queue.without_quota:
+        return _watch_queue(live, live.queue)
+    late, short = _late(live), short_job(attempt, stages.plan, facts.observation.now)
+    step = _end_late(facts, attempt, late) if late else _watch_pods(live)
+    if short and facts.observation.events is None:
         # Only Events show whether pods are refused, or come late.
-        known = _watch_pods(facts, replace(observation, events=()), attempt, queue)
-        return replace(known, details=DetailRequest(events=ObjectReference(kind="Job", name=short)))
-    refusal = refused_pods(attempt, stages.plan, observation)
-    if late := _late(facts, attempt, refusal):
-        return _end_late(facts, attempt, late)
-    running = attempt.running
-    wait = input_wait(stages)
+        return replace(step, details=DetailRequest(events=ObjectReference(kind="Job", name=short)))
+    return step
+
+
+def _watch_queue(live: _Live, queue: QueueStatus) -> NextStep:
+    """Reports on an attempt without quota, or stops it."""
+    facts, attempt, stages = live.facts, live.attempt, live.facts.planned
+    evicted = _evicted(attempt)
+    if over := deadlines.given_up(attempt, stages.plan) or _begins_anew(attempt, evicted):
+        return carry_out(facts, attempt, Stop(record=over))
+    seen = _record(facts, attempt, evicted) if evicted and attempt.files else _earlier(stages, attempt)
+    return NextStep(
+        action=Wait(records=seen),
+        state=queued(stages.plan, stages.current.stage, queue, facts.refused),
+        stages=stages,
+        requeue_after=_requeue_after(live),
+    )
+
+
+def _watch_pods(live: _Live) -> NextStep:
+    """Reports on an attempt that may have pods."""
+    facts, attempt, stages, queue = live.facts, live.attempt, live.facts.planned, live.queue
+    running, wait, refused = attempt.running, input_wait(stages), facts.refused
     if queue and queue.quota_state is QuotaState.CHECKED:
         wait = WaitCause(reason=WaitingReason.CAPACITY, message=queue.message, since=queue.since)
-    obstacle = attempt_blocker(observation, stages, attempt, queue)
-    kept = unremovable(observation, attempt)
+    obstacle = attempt_blocker(live.observation, stages, attempt, queue, live.refusal)
+    kept = unremovable(live.observation, attempt)
     if kept:
         wait, running = kept, False
     elif obstacle:
         wait, refused = obstacle.wait, obstacle.refused or refused
+    begins_anew = recovering(stages) or (live.refusal is None and deadlines.recovering(attempt))
     state = JobState(
         phase=JobPhase.STALLED if obstacle and obstacle.stalled else JobPhase.ACTIVE,
         refused=refused,
         running=running,
-        recovering=not running
-        and (
-            recovering(stages)
-            or (refusal is None and deadlines.recovering(attempt, observation.folder.progress))
-        ),
+        recovering=begins_anew and not running,
         wait=wait,
         stuck=kept is not None,
         queue=queue,
     )
-    about = obstacle.about if obstacle and observation.events is None else None
+    about = obstacle.about if obstacle and live.observation.events is None else None
     return NextStep(
         action=Wait(records=_earlier(stages, attempt) or _seen_failing(facts, attempt)),
         state=state,
         stages=stages,
-        requeue_after=_requeue_after(facts, attempt, refusal),
+        requeue_after=_requeue_after(live),
         details=DetailRequest(events=about) if about else None,
     )
 
@@ -116,27 +135,22 @@ def _watch_pods(
 def watch_unseen(facts: Facts, attempt: Attempt) -> NextStep:
     """Reports on the live attempt of a job whose run folder is unknown, or stops it: the pods alone show when a stage
     without steps takes too long."""
-    observation = facts.observation
-    late = deadlines.AttemptDeadlines(
-        attempt=attempt, plan=facts.planned.plan, progress=None, now=observation.now
-    ).overdue
+    live = _Live(facts=facts, attempt=attempt)
+    late = live.deadlines.overdue
     if late and late.reason == deadlines.STAGE_TIMEOUT:
         return carry_out(facts, attempt, Stop(record=late))
-    queue = queue_status(
-        attempt.jobset, attempt.workload, served=observation.workloads is not None, now=observation.now
-    )
-    return facts.step(Wait(), replace(facts.state(), queue=queue))
+    return facts.step(Wait(), replace(facts.state(), queue=live.queue))
 
 
-def _late(facts: Facts, attempt: Attempt, refusal: RefusedPods | None) -> Failure | None:
+def _late(live: _Live) -> Failure | None:
     """Returns why the attempt has waited, or been silent, for too long; None if it has not."""
-    observation = facts.observation
+    observation, attempt = live.observation, live.attempt
     beside_others = seconds_beside_others(attempt, observation.now) == 0
     if beside_others and (failure := attempt.recorded or died(attempt)):
         return failure
-    if refusal and refusal.until <= observation.now:
-        return refusal.record
-    late = _deadlines(facts, attempt).overdue
+    if live.refusal and live.refusal.until <= observation.now:
+        return live.refusal.record
+    late = live.deadlines.overdue
     silent = late and late.reason in deadlines.STANDING_STILL
     return None if silent and observation.folder.progress_unknown else late
 
@@ -203,32 +217,20 @@ def _stop(facts: Facts, state: JobState, records: tuple[Record, ...] = ()) -> Ne
     )
 
 
-def _deadlines(facts: Facts, attempt: Attempt) -> deadlines.AttemptDeadlines:
-    observation = facts.observation
-    return deadlines.AttemptDeadlines(
-        attempt=attempt,
-        plan=facts.planned.plan,
-        progress=observation.folder.progress,
-        now=observation.now,
-        readable_since=readable_since(observation),
-    )
-
-
-def _requeue_after(facts: Facts, attempt: Attempt, refusal: RefusedPods | None = None) -> float:
+def _requeue_after(live: _Live) -> float:
     """Seconds. A running stage reports its progress in the run folder, and no watch reports that."""
-    observation, stages = facts.observation, facts.planned
-    progress = observation.folder.progress
-    if deadlines.interrupted(attempt, progress):
+    observation, attempt, refusal = live.observation, live.attempt, live.refusal
+    if deadlines.interrupted(attempt):
         regular = observation.urgent_pace(deadlines.INTERRUPTED_LOOK)
     elif attempt.running:
         regular = observation.pace() - observation.folder.progress_age
     else:
         regular = observation.pace(SAFETY_SECONDS if attempt.pods else NO_PODS_SECONDS)
     due = (
-        _deadlines(facts, attempt).next_due,
+        live.deadlines.next_due,
         seconds_beside_others(attempt, observation.now),
         (refusal.until - observation.now).total_seconds() if refusal else None,
-        *seconds_to_stop(facts.limits, stages, attempt),
+        *seconds_to_stop(live.facts.limits, live.facts.planned, attempt),
     )
     return max(1.0, min([regular, *(each for each in due if each is not None)]))
 
@@ -318,7 +320,7 @@ def _record(facts: Facts, attempt: Attempt, why: Failure) -> tuple[Record, ...]:
     if stages is None:
         return ((attempt.key, counted_unplanned(attempt, why, observation)),)
     recorded = attempt.recorded
-    progress = progress_of(attempt, observation.folder.progress)
+    progress = attempt.progress
     seen = {
         **counted(attempt, stages.plan, observation.now),
         "start_step": progress.start_step if progress else None,

@@ -6,7 +6,6 @@ What must stop, stops by the cluster's objects, the job's spec, its profile and 
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
 
 from finetune_contract import ExitCode, Failure, Stage
 from finetune_operator.api import ConditionStatus, ConditionType, Reason
@@ -140,17 +139,6 @@ def seconds_to_stop(limits: Limits, stages: JobStages, attempt: Attempt) -> Iter
     ):
         if left is not None:
             yield left
-
-
-def readable_since(observation: Observation) -> datetime | None:
-    """Returns the time since which the run folder, which can be read now, could be read; None if the status does not
-    say."""
-    if observation.folder.progress_unknown:
-        return observation.now
-    known = observation.status.condition(ConditionType.RUN_FOLDER_READABLE)
-    if known is None:
-        return None
-    return known.last_transition_time if known.status is ConditionStatus.TRUE else observation.now
 
 
 def _unseen(most: int | None, why: ReadFailure) -> Failure:

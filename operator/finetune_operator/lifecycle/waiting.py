@@ -7,8 +7,8 @@ from datetime import datetime
 from finetune_contract import ExitCode, Failure, Stage
 from finetune_operator.api import Reason, WaitingReason
 from finetune_operator.api.timestamps import stamp
-from finetune_operator.lifecycle.attempts.attempt import Attempt, stepped
-from finetune_operator.lifecycle.attempts.capacity import refused_pods
+from finetune_operator.lifecycle.attempts.attempt import Attempt
+from finetune_operator.lifecycle.attempts.capacity import RefusedPods
 from finetune_operator.lifecycle.attempts.deadlines import interrupted
 from finetune_operator.lifecycle.children.kueue import QueueStatus
 from finetune_operator.lifecycle.children.object_events import (
@@ -24,7 +24,7 @@ from finetune_operator.lifecycle.job_state import WaitCause
 from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.lifecycle.stages.job_stages import JobStages, waiting_input
 from finetune_operator.planning import Plan, Refused
-from finetune_operator.rendering import first_group, jobset_name
+from finetune_operator.rendering import first_group
 
 #: Seconds that a JobSet may take to create its first pod; usually it takes one.
 NO_PODS_SECONDS = 20.0
@@ -101,11 +101,15 @@ def _missing(stages: JobStages, failure: Failure) -> str:
 
 
 def attempt_blocker(  # noqa: PLR0911  one per case
-    observation: Observation, stages: JobStages, attempt: Attempt, queue: QueueStatus | None
+    observation: Observation,
+    stages: JobStages,
+    attempt: Attempt,
+    queue: QueueStatus | None,
+    refusal: RefusedPods | None,
 ) -> AttemptBlocker | None:
     """Returns what prevents the attempt's pods from being created or started; None if nothing is known to."""
     plan, stage = stages.plan, attempt.key.stage
-    if attempt.pods and (refusal := refused_pods(attempt, plan, observation)):
+    if attempt.pods and refusal:
         wait = WaitCause(reason=WaitingReason.PODS_REFUSED, message=refusal.message, since=refusal.since)
         return AttemptBlocker(wait=wait)
     if queue is None and attempt.jobset is not None and attempt.jobset.suspended:
@@ -113,7 +117,7 @@ def attempt_blocker(  # noqa: PLR0911  one per case
     if unsuspended_at := _without_pods_since(
         observation, attempt, queue, pre_running=plan.limits.pre_running
     ):
-        job = f"{jobset_name(plan.job.name, *attempt.key.jobset)}-{first_group(plan, stage)}-0"
+        job = f"{attempt.jobset_name}-{first_group(plan, stage)}-0"
         return AttemptBlocker(
             wait=WaitCause(
                 reason=WaitingReason.INPUT,
@@ -181,7 +185,7 @@ def _secrets(plan: Plan) -> Iterator[tuple[str, tuple[str, str]]]:
 def no_pods(plan: Plan, attempt: Attempt, events: Iterable[ObjectEvent] | None) -> str:
     """Returns why a JobSet has no pods, with the Job controller's message if there is one."""
     stage, namespace = attempt.key.stage, plan.job.namespace
-    name = jobset_name(plan.job.name, *attempt.key.jobset)
+    name = attempt.jobset_name
     account = plan.service_account_tpu if stage.on_tpu else plan.service_account_cpu
     check = (
         f'Check that ServiceAccount "{account}" exists in namespace "{namespace}", and that quota and admission '
@@ -206,16 +210,16 @@ def _without_pods_since(
     if attempt.jobset is None or attempt.pods or attempt.key.restart or attempt.jobset.deleting:
         return None
     unsuspended_at = attempt.jobset.unsuspended_at(queued=queue is not None)
-    if unsuspended_at is None or attempt.jobset.suspended or stepped(attempt, observation.folder.progress):
+    if unsuspended_at is None or attempt.jobset.suspended or attempt.stepped:
         return None
     waited = (observation.now - unsuspended_at).total_seconds()
     # A JobSet that had never had pods would have been stopped by then: this one has run and is about to be restarted.
-    over = waited > pre_running and interrupted(attempt, observation.folder.progress)
+    over = waited > pre_running and interrupted(attempt)
     return unsuspended_at if waited > NO_PODS_SECONDS and not over else None
 
 
 def _suspended_by_hand(plan: Plan, attempt: Attempt) -> WaitCause:
-    name, namespace = jobset_name(plan.job.name, *attempt.key.jobset), plan.job.namespace
+    name, namespace = attempt.jobset_name, plan.job.namespace
     return WaitCause(
         reason=WaitingReason.INPUT,
         message=f"JobSet {name} is suspended, and no queue holds it. Resume it with: kubectl -n {namespace} patch "

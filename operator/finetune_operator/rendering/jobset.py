@@ -15,7 +15,6 @@ from typing import Any
 from finetune_contract import Stage
 from finetune_operator.planning import Findings, Plan, stage_request
 from finetune_operator.planning.stored_plan import digest
-from finetune_operator.rendering.cpu import cpu_pod
 from finetune_operator.rendering.labels import (
     CLAIM_ANNOTATION,
     FLAVOR_ANNOTATION,
@@ -26,9 +25,9 @@ from finetune_operator.rendering.labels import (
     of_profile,
     queue_labels,
 )
-from finetune_operator.rendering.mcjax import slice_annotations, slice_pod
 from finetune_operator.rendering.pathways import HEAD, pathways_groups, pathways_policies
 from finetune_operator.rendering.replicated_job import ReplicatedJob, render_replicated_job
+from finetune_operator.rendering.stage_pods import cpu_pod, slice_annotations, slice_pod
 
 #: Names of replicated jobs: the single pod on CPU, and the hosts of slices under McJAX.
 CPU, SLICE = "cpu", "slice"

@@ -86,27 +86,21 @@ def memory_for(plan: Plan, stage: Stage, model: ModelIdentity | None) -> int:
             stage=stage,
             fix="Create the job under a profile with larger CPU nodes.",
         )
-    cpu = STAGES[stage].cpu
+    require_cpu_memory(plan, (stage,), model)
+    return memory_wanted(plan, stage, model)
+
+
+def memory_wanted(plan: Plan, stage: Stage, model: ModelIdentity | None) -> int:
+    """Returns the stage's memory request in GiB, or what it would need if the profile's nodes are too small."""
+    limit, cpu = limit_gib(plan), STAGES[stage].cpu
     if cpu is not None and cpu.memory_gib is not None:
         return cpu.memory_gib if limit is None else min(cpu.memory_gib, floor(limit))
     needed = needed_gib(plan, stage, model)
     size = next((fits for node in NODE_SIZES if (fits := request_gib(node)) >= needed), needed)
-    if limit is None or size <= limit:
-        return size
-    if needed > limit:
-        raise _too_small(plan, {stage: needed}, model)
-    return floor(limit)
+    return size if limit is None or size <= limit else max(needed, floor(limit))
 
 
-def memory_wanted(plan: Plan, stage: Stage, model: ModelIdentity) -> int:
-    """Returns the stage's memory request in GiB, or what it would need if the profile's nodes are too small."""
-    try:
-        return memory_for(plan, stage, model)
-    except CpuPoolTooSmall:
-        return needed_gib(plan, stage, model)
-
-
-def require_cpu_memory(plan: Plan, stages: Iterable[Stage], model: ModelIdentity) -> None:
+def require_cpu_memory(plan: Plan, stages: Iterable[Stage], model: ModelIdentity | None) -> None:
     """Raises CpuPoolTooSmall if any of ``stages`` does not fit; the error names all that do not."""
     limit = limit_gib(plan)
     needed = {stage: needed_gib(plan, stage, model) for stage in stages if STAGES[stage].sized_by_model}

@@ -19,9 +19,9 @@ from finetune_operator.objects import Object
 from finetune_operator.planning import Plan
 from finetune_operator.planning.slices.pathways import Pathways
 from finetune_operator.planning.stages import STAGES
-from finetune_operator.rendering.mcjax import host_chips, slice_affinity, slice_annotations
 from finetune_operator.rendering.pod import pod_spec, restricted, unprivileged, with_host_access
 from finetune_operator.rendering.replicated_job import ReplicatedJob
+from finetune_operator.rendering.stage_pods import host_chips, slice_affinity, slice_annotations
 
 HEAD = "pathways-head"
 WORKER = "worker"

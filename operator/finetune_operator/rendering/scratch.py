@@ -5,7 +5,7 @@ from math import floor
 from typing import Any
 
 from finetune_contract import ModelIdentity, ModelSizes, Stage
-from finetune_operator.planning import Findings, Plan
+from finetune_operator.planning import Plan
 from finetune_operator.planning.stages import STAGES
 from finetune_operator.rendering.memory import CpuPoolTooSmall, sizes_of
 from finetune_operator.rendering.quantities import gib
@@ -19,8 +19,8 @@ _ITEM = {"BF16": 2, "FP32": 4}
 _FLOAT32 = 4
 
 
-def scratch_gib(plan: Plan, stage: Stage, findings: Findings) -> int:
-    """Returns the scratch request of the stage's pod in GiB. Before preflight, the unknown model counts as empty.
+def scratch_gib(plan: Plan, stage: Stage, model: ModelIdentity | None) -> int:
+    """Returns the scratch request of the stage's pod in GiB. Before preflight the model is unknown (None) and empty.
 
     Raises CpuPoolTooSmall.
     """
@@ -28,7 +28,6 @@ def scratch_gib(plan: Plan, stage: Stage, findings: Findings) -> int:
     if cpu is not None and cpu.scratch_gib is not None:
         limit = _most_gib(plan)
         return cpu.scratch_gib if limit is None else min(cpu.scratch_gib, floor(limit))
-    model = findings.preflight.model if findings.preflight else None
     require_scratch(plan, (stage,), model)
     return needed_scratch_gib(plan, stage, model)
 

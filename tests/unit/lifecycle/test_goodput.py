@@ -57,8 +57,8 @@ def test_the_time_to_the_first_step_is_reported_by_cause() -> None:
     assert (reported.startup.pods, reported.compilations) == (12, 3)
 
 
-@pytest.mark.parametrize("nothing", [None, progress(), progress(productive=0.0)])
-def test_nothing_is_reported_without_measurements(nothing: Progress | None) -> None:
+@pytest.mark.parametrize("nothing", [progress(), progress(productive=0.0)])
+def test_nothing_is_reported_without_measurements(nothing: Progress) -> None:
     assert goodput_status(nothing, WaitTimes(queued=5.0)) is None
 
 
@@ -223,8 +223,7 @@ def test_the_time_of_an_evicted_run_is_not_a_wait() -> None:
 @pytest.mark.parametrize(("mfu", "percent"), [(0.4137, "41.37"), (None, None)])
 def test_mfu_is_reported_if_the_trainer_knows_its_chips(mfu: float | None, percent: str | None) -> None:
     reported = Progress(attempt=1, step=5, total_steps=10, compilations=0, updated=NOW, mfu=mfu)
-    status = progress_status(reported, None, None, pace=10, moved=False)
-    assert status is not None
+    status = progress_status(reported, None)
     assert status.mfu_percent == percent
 
 

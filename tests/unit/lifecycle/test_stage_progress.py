@@ -116,6 +116,20 @@ def test_times_that_a_trainer_invents_have_the_status_written_no_more_often() ->
     assert len(seen) == 4
 
 
+def test_times_that_a_training_invents_have_the_status_written_no_more_often() -> None:
+    world, name = running(Stage.TRAIN)
+    seen = set()
+    for second in range(120):
+        world.train(name, 1 + second // 2)
+        assert world.progress is not None
+        forged = timedelta(days=400 if second % 2 else 0)
+        world.progress = world.progress.model_copy(update={"updated": world.now + forged})
+        world.reconcile()
+        seen.add((world.status["progress"]["step"], world.status["activeTime"]["asOf"]))
+        world.wait(1)
+    assert len(seen) == 4
+
+
 def test_a_report_of_an_earlier_run_is_not_shown() -> None:
     world, name = running(Stage.CONVERT)
     key = world.key_of(name)

@@ -10,6 +10,7 @@ from finetune_operator.artifacts.tenant_shares import calls_deadline
 from finetune_operator.cluster.port import CONFIG_MAPS, JOBS, JOBSETS, PODS, WORKLOADS
 from finetune_operator.lifecycle.children.jobset import JobSet
 from finetune_operator.lifecycle.decision import Decision, Wait
+from finetune_operator.lifecycle.job import Job
 from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.planning import Refused, StoredPlan
 from finetune_operator.reconcile import reconciler as reconciling
@@ -96,7 +97,10 @@ async def test_large_workloads_of_a_cached_job_are_read_with_the_job(cluster: Fa
 
     async def cached(*_: str) -> ReadJob:
         return ReadJob(
-            job=cluster.of(JOBS)[0], jobsets=[JobSet.parse(jobset)], workloads=None, cached_since=0.0
+            job=Job.parse(cluster.of(JOBS)[0]),
+            jobsets=[JobSet.parse(jobset)],
+            workloads=None,
+            cached_since=0.0,
         )
 
     reconciler._observer._cache.job = cached  # type: ignore[method-assign]

@@ -84,8 +84,8 @@ async def test_only_what_decisions_read_is_kept() -> None:
     watched.event(JOBS, "ADDED", large)
     found = await cached(watched)
     assert found is not None
-    assert "managedFields" not in found.job["metadata"]
-    assert found.job["spec"] == job()["spec"]
+    assert "managedFields" not in found.job.document["metadata"]
+    assert found.job.document["spec"] == job()["spec"]
 
 
 @pytest.mark.parametrize("missing", [JOBS, JOBSETS, PODS])
@@ -160,7 +160,7 @@ async def test_an_event_that_is_older_than_the_operators_own_write_changes_nothi
     found = await cached(watched)
     assert found is not None
     assert found.jobsets[0].deleting
-    assert found.job["status"]["phase"] == "Running"
+    assert found.job.document["status"]["phase"] == "Running"
 
 
 async def test_a_decreasing_resource_version_in_a_watch_asks_for_a_listing(watched: Watched) -> None:
@@ -494,7 +494,7 @@ async def test_after_a_lost_event_a_live_read_replaces_the_cached_job(watched: W
     complete(watched, [jobset(60)], [pod(61)])
     found = await cached(watched)
     assert found is not None
-    assert found.job["spec"] == {"suspend": True}
+    assert found.job.document["spec"] == {"suspend": True}
 
 
 async def test_deletions_are_remembered_only_while_a_job_is_read_live(watched: Watched) -> None:

@@ -3,14 +3,12 @@
 import re
 from math import floor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
 from finetune_contract import ModelIdentity, Stage
-from finetune_operator.planning import Findings
 from finetune_operator.rendering.memory import CpuPoolTooSmall
 from finetune_operator.rendering.scratch import require_scratch, scratch_gib, scratch_limit_gib
 from tests.unit.rendering.models import MODELS, model, planned
@@ -24,8 +22,7 @@ WEIGHTS = B8.parameters * 2 / 2**30
 
 
 def scratch(plan: Any, stage: Stage, found: ModelIdentity | None = B8) -> int:
-    preflight: Any = None if found is None else SimpleNamespace(model=found)
-    return scratch_gib(plan, stage, Findings(preflight=preflight))
+    return scratch_gib(plan, stage, found)
 
 
 def near(gib: float) -> Any:

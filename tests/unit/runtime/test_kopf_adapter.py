@@ -144,7 +144,7 @@ async def test_the_cache_has_each_object_before_its_handler_is_called() -> None:
         found = await cache.job("team-a", "large-0")
     assert seen == [1, 7]
     assert found is not None
-    assert (found.job["metadata"]["generation"], found.jobsets, found.pods) == (2, [], [])
+    assert (found.job.generation, found.jobsets, found.pods) == (2, [], [])
 
 
 async def test_bookmarks_show_the_cache_that_a_quiet_watch_is_alive_and_kopf_continues_from_them() -> None:
@@ -216,7 +216,7 @@ async def test_a_watch_whose_resource_version_decreases_is_listed_again() -> Non
         await until(lambda: bool(missed))
         found = await cache.job("team-a", "large-0")
     assert found is not None
-    assert found.job["metadata"]["resourceVersion"] == "1"
+    assert found.job.resource_version == "1"
 
 
 async def test_a_watch_is_not_continued_at_a_version_that_the_api_server_does_not_have() -> None:
@@ -237,7 +237,7 @@ async def test_a_watch_is_not_continued_at_a_version_that_the_api_server_does_no
         found = await cache.job("team-a", "large-0")
     assert found is not None
     assert [each["resourceVersion"] for each in api.watches] == ["1", "1"]
-    assert (len(api.pages), found.job["metadata"]["generation"]) == (2, 1)
+    assert (len(api.pages), found.job.generation) == (2, 1)
 
 
 @pytest.fixture

@@ -25,8 +25,12 @@ from finetune_operator.planning.admission import check_job
 from finetune_operator.planning.sections.chat_template import template_ref
 from finetune_operator.planning.source_job import source_name
 from finetune_operator.rendering import CpuPoolTooSmall
-from finetune_operator.rendering.offline import first_jobsets, offline_admission
-from finetune_operator.rendering.offline_source import foreseen_source, unknown_source
+from finetune_operator.rendering.offline import (
+    first_jobsets,
+    foreseen_source,
+    offline_admission,
+    unknown_source,
+)
 from finetune_operator.rendering.scratch import pool_remarks
 
 _NO_PROFILE = "pass their profile with -f as well, or use `finetune plan --profile FILE`"

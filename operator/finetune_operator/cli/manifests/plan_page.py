@@ -16,7 +16,7 @@ from finetune_operator.planning.estimate.training_memory import MEDIAN_ERROR, Tr
 from finetune_operator.planning.stages import STAGES
 from finetune_operator.rendering import KNOWN_LATER_ANNOTATION
 from finetune_operator.rendering.memory import largest_piece
-from finetune_operator.rendering.offline_source import UNKNOWN_UID
+from finetune_operator.rendering.offline import UNKNOWN_UID
 from finetune_operator.rendering.pathways import HEAD_CORES, HEAD_GB
 
 #: Most slices that are listed.

@@ -12,7 +12,7 @@ from finetune_operator.catalog import TpuShape
 from finetune_operator.cli.errors import WRONG_ARGUMENT, CliError
 from finetune_operator.cli.manifests.checks import PlannedJob
 from finetune_operator.cli.text import size
-from finetune_operator.planning import Findings, Plan
+from finetune_operator.planning import Plan
 from finetune_operator.planning.budget import SpendingLimit
 from finetune_operator.planning.considered import ConsideredSlice, considered_slices
 from finetune_operator.planning.estimate.model_shape import ModelShape, UnknownModelShape
@@ -218,7 +218,7 @@ def _identity(plan: Plan, model: ModelShape) -> ModelIdentity:
 def _needs(plan: Plan, stage: Stage, model: ModelShape | None, identity: ModelIdentity | None) -> CpuNeeds:
     if not STAGES[stage].sized_by_model:
         memory: int | None = memory_for(plan, stage, None)
-        return CpuNeeds(stage=stage, memory_gib=memory, disk_gib=scratch_gib(plan, stage, Findings()))
+        return CpuNeeds(stage=stage, memory_gib=memory, disk_gib=scratch_gib(plan, stage, None))
     sized = identity is not None and model is not None and model.dtype_bytes is not None
     return CpuNeeds(
         stage=stage,

@@ -14,6 +14,7 @@ from finetune_operator.lifecycle.children.pods import last_start
 from finetune_operator.lifecycle.children.workload import Workload, newest
 from finetune_operator.lifecycle.observation import AttemptFiles, Observation, RetryRecord, TakeoverRecord
 from finetune_operator.planning.requests import MAX_ATTEMPT
+from finetune_operator.rendering import jobset_name
 
 #: Maximum for one job, over all stages: every decision classifies all of them.
 MOST_ATTEMPTS = 1000
@@ -26,6 +27,8 @@ class Attempt:
     """One attempt with everything observed about it."""
 
     key: AttemptKey
+    jobset_name: str
+    """Name of its JobSet, whether that exists or not."""
     ordinal: int
     """Position among the stage's attempts, from 1, which users see; restarts inside JobSets count."""
     jobset: JobSet | None
@@ -48,6 +51,8 @@ class Attempt:
     :func:`seconds_beside_others`."""
     workload: Workload | None = None
     """Kueue's Workload of the JobSet; None if the JobSet is in no queue, or Kueue has not created a Workload yet."""
+    progress: Progress | None = None
+    """What the training reports; None if this attempt has reported nothing yet."""
 
     @property
     def result(self) -> StageResult | None:
@@ -91,6 +96,19 @@ class Attempt:
         return self.jobset.resumed_at if self.jobset else None
 
     @property
+    def stepped(self) -> bool:
+        """Whether the training has completed a step in the current run."""
+        own, jobset = self.progress, self.jobset
+        began = jobset and (jobset.resumed_at or jobset.creation_timestamp)
+        if own is None or (began and own.updated < began):
+            return False
+        earlier = self.written.result if self.written and self.files and not self.result else None
+        begun = last_start(self.pods)
+        # A trainer that Kueue stops may report and save after the JobSet was resumed. Its own clock may be fast.
+        late = earlier and own.updated <= earlier.finished and (begun is None or own.updated < begun)
+        return not late
+
+    @property
     def unsuspended_at(self) -> datetime | None:
         """Since when its pods can be created; None if unknown. A restart inside the JobSet follows the attempt before
         it."""
@@ -111,6 +129,8 @@ def attempts_of(observation: Observation) -> tuple[Attempt, ...]:
     last = {key.jobset: key.restart for key in keys}
     before: Counter[Stage] = Counter()
     found: list[Attempt] = []
+    progress = observation.folder.progress
+    reports = AttemptKey(Stage.TRAIN, progress.attempt, progress.restart) if progress else None
     for key in keys:
         jobset, files = jobsets.get(key.jobset), observation.folder.attempts.get(key)
         before[key.stage] += 1
@@ -118,6 +138,7 @@ def attempts_of(observation: Observation) -> tuple[Attempt, ...]:
         found.append(
             Attempt(
                 key=key,
+                jobset_name=jobset_name(observation.job.name, *key.jobset),
                 ordinal=before[key.stage],
                 jobset=jobset,
                 pods=tuple(pods.get(key, ())),
@@ -131,6 +152,7 @@ def attempts_of(observation: Observation) -> tuple[Attempt, ...]:
                     observation.folder.attempts.get(replace(key, restart=key.restart + 1)), jobset
                 ),
                 workload=workloads.get(jobset.uid) if jobset else None,
+                progress=progress if reports == key else None,
             )
         )
     return tuple(found)
@@ -157,27 +179,6 @@ def seconds_beside_others(attempt: Attempt, now: datetime) -> float | None:
     passed = (now - since).total_seconds()
     # A clock that is a little ahead takes nothing from the others' time.
     return OTHERS_SECONDS - max(0.0, passed) if -OTHERS_SECONDS < passed < OTHERS_SECONDS else 0.0
-
-
-def progress_of(attempt: Attempt, progress: Progress | None) -> Progress | None:
-    """Returns the training's progress if this attempt has written it; else None."""
-    key = attempt.key
-    if key.stage is not Stage.TRAIN or progress is None:
-        return None
-    return progress if (progress.attempt, progress.restart) == (key.number, key.restart) else None
-
-
-def stepped(attempt: Attempt, progress: Progress | None) -> bool:
-    """Whether training has completed a step in the attempt's current run."""
-    own, jobset = progress_of(attempt, progress), attempt.jobset
-    began = jobset and (jobset.resumed_at or jobset.creation_timestamp)
-    if own is None or (began and own.updated < began):
-        return False
-    earlier = attempt.written.result if attempt.written and attempt.files and not attempt.result else None
-    begun = last_start(attempt.pods)
-    # A trainer that Kueue stops may report and save after the JobSet was resumed. Its own clock may be fast.
-    late = earlier and own.updated <= earlier.finished and (begun is None or own.updated < begun)
-    return not late
 
 
 def too_many(observation: Observation) -> bool:

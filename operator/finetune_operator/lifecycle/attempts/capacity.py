@@ -14,7 +14,7 @@ from zlib import crc32
 
 from finetune_contract import ExitCode, Failure, Stage
 from finetune_operator.api.timestamps import after, stamp
-from finetune_operator.lifecycle.attempts.attempt import Attempt, stepped
+from finetune_operator.lifecycle.attempts.attempt import Attempt
 from finetune_operator.lifecycle.attempts.usage import terms_of
 from finetune_operator.lifecycle.children.object_events import creation_failure
 from finetune_operator.lifecycle.children.pod_blocker import pod_blocker
@@ -117,18 +117,18 @@ class RefusedPods:
     """Of that end."""
 
 
-def short_job(attempt: Attempt, plan: Plan, observation: Observation) -> str | None:
+def short_job(attempt: Attempt, plan: Plan, now: datetime) -> str | None:
     """Returns the name of the first of the attempt's Jobs that lacks pods; None if all exist or are being created.
 
     Pods that wait for a node explain what is missing: JobSet creates the others of a slice once the first has one. So
     does a pod that has failed, which decides how the attempt ends.
     """
     since, jobset = _since(attempt), attempt.jobset
-    if jobset is None or since is None or stepped(attempt, observation.folder.progress):
+    if jobset is None or since is None or attempt.stepped:
         return None
     patience = min(_CREATING_SECONDS, plan.limits.refused_pods)
     pods = attempt.pods
-    if (observation.now - since).total_seconds() < patience or not all(pod.placed for pod in pods):
+    if (now - since).total_seconds() < patience or not all(pod.placed for pod in pods):
         return None
     if any(pod.phase == "Failed" for pod in pods):
         return None
@@ -156,7 +156,7 @@ def refused_pods(attempt: Attempt, plan: Plan, observation: Observation) -> Refu
         event.first_time for event in refusals if event.first_time and event.first_time <= observation.now
     ]
     since = max([since, *([min(begins)] if begins else [])])
-    if not said or short_job(attempt, plan, observation) is None:
+    if not said or short_job(attempt, plan, observation.now) is None:
         return None
     # A queue's quota is held without pods, too.
     if attempt.pods or jobset.queue:

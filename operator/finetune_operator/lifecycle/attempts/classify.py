@@ -87,7 +87,6 @@ class AttemptResult:
 
 def classify(  # noqa: PLR0911  one per case
     attempt: Attempt,
-    job: str,
     *,
     stop: Failure | None,
     now: datetime,
@@ -97,7 +96,7 @@ def classify(  # noqa: PLR0911  one per case
 
     Until it is recorded, the result may change with new observations.
 
-    ``job``: the job's name, for messages. ``stop``: the record of the stop that the job's user requests now, for which
+    ``stop``: the record of the stop that the job's user requests now, for which
     a missing JobSet was deleted; None: the job may run. ``nodes``: see :func:`disruption`.
     """
     if attempt.live:
@@ -118,7 +117,7 @@ def classify(  # noqa: PLR0911  one per case
     if stopped and recorded is None and (record := _unrecorded_eviction(attempt)):
         return AttemptResult(ending=AttemptOutcome.EVICTED, finished=finished, record=record)
     taken = disruption(attempt, nodes, ended=finished, now=now)
-    failure = cause_of_stop(attempt, job, taken, finished) if stopped and recorded is None else None
+    failure = cause_of_stop(attempt, taken, finished) if stopped and recorded is None else None
     if failure:
         return AttemptResult(ending=AttemptOutcome.FAILED, failure=failure, finished=finished, record=failure)
     if result:
@@ -133,7 +132,7 @@ def classify(  # noqa: PLR0911  one per case
     if taken:
         failure = _taken(attempt, taken, evidence=recorded.message if recorded else "")
     else:
-        failure = failure_of_pods(attempt, job)
+        failure = failure_of_pods(attempt)
     return AttemptResult(ending=AttemptOutcome.FAILED, failure=failure, finished=finished, record=failure)
 
 

@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from finetune_contract import ExitCode, Failure, Progress, Stage
+from finetune_operator.api import ConditionStatus, ConditionType
 from finetune_operator.api.timestamps import after, stamp
-from finetune_operator.lifecycle.attempts.attempt import Attempt, stepped
+from finetune_operator.lifecycle.attempts.attempt import Attempt
 from finetune_operator.lifecycle.attempts.capacity import no_capacity
 from finetune_operator.lifecycle.attempts.disruption import PREEMPTED, disruption
 from finetune_operator.lifecycle.children.pod_blocker import lacks_input, pod_blocker
 from finetune_operator.lifecycle.children.pods import first_start, last_start, oldest_wait, running_span
+from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.planning import Plan
 
 #: Reasons. If the operator ends an attempt, it first writes a record with one of them.
@@ -50,19 +52,16 @@ class AttemptDeadlines:
 
     attempt: Attempt
     plan: Plan
-    progress: Progress | None
-    now: datetime
-    readable_since: datetime | None = None
-    """When the run folder became readable again; records before it may be missing. None: it has always been."""
+    observation: Observation
 
     @property
     def overdue(self) -> Failure | None:
         """The record of the attempt if it has exceeded a limit and has to be ended."""
-        since = self._in_vain_since
-        if since is None:
-            return self._silent()
-        if self.now - since <= timedelta(seconds=self.plan.limits.pre_running):
+        limit = self._limit
+        if limit is None or self._left(*limit) >= 0:
             return None
+        if self._in_vain_since is None:
+            return self._silent(*limit)
         return self._not_started() or no_capacity(self.attempt, self.plan)
 
     @property
@@ -71,12 +70,18 @@ class AttemptDeadlines:
 
         None if no limit applies, and if the limit has passed without effect because the run folder cannot be read.
         """
-        since = self._in_vain_since
-        if since is not None:
-            return max(1.0, self.plan.limits.pre_running - (self.now - since).total_seconds() + 1.0)
-        silence = self._silence
-        left = silence[1] - (self.now - silence[0]).total_seconds() if silence else -1.0
+        limit = self._limit
+        left = self._left(*limit) if limit else -1.0
         return None if left < 0 else left + 1.0
+
+    @property
+    def _limit(self) -> tuple[datetime, int] | None:
+        """The limit that applies, as a time since when and seconds; None if none does."""
+        since = self._in_vain_since
+        return (since, self.plan.limits.pre_running) if since else self._silence
+
+    def _left(self, since: datetime, seconds: int) -> float:
+        return seconds - (self.observation.now - since).total_seconds()
 
     @property
     def _in_vain_since(self) -> datetime | None:
@@ -84,7 +89,7 @@ class AttemptDeadlines:
 
         If pods replace each other repeatedly, it begins when the limit without progress has passed.
         """
-        since, last = waiting_since(self.attempt, self.progress), self._patience
+        since, last = waiting_since(self.attempt), self._patience
         return min(since, last) if since and last else since
 
     @property
@@ -93,8 +98,9 @@ class AttemptDeadlines:
 
         Counted from its last step, or from its first process. None if the attempt has not run.
         """
-        if self.progress and stepped(self.attempt, self.progress):
-            return after(self._heard(self.progress.updated), self.plan.limits.no_step)
+        progress = self.attempt.progress
+        if progress and self.attempt.stepped:
+            return after(self._heard(progress.updated), self.plan.limits.no_step)
         first = first_start(self.attempt.pods)
         if first is None:
             return None
@@ -111,8 +117,8 @@ class AttemptDeadlines:
         attempt, pre_running = self.attempt, self.plan.limits.pre_running
         if not attempt.running and not attempt.may_run:
             return None
-        if self.progress and self._steps_in_this_run:
-            return self._heard(self.progress.updated), self.plan.limits.no_step
+        if moved := self._last_step:
+            return self._heard(moved.updated), self.plan.limits.no_step
         begun = last_start(attempt.pods)
         if begun is None and not attempt.pods and attempt.unsuspended_at:
             # The latest possible start of an attempt whose pods are gone.
@@ -124,13 +130,19 @@ class AttemptDeadlines:
         return self._heard(begun), self._most_silence
 
     def _heard(self, moved: datetime) -> datetime:
-        """Returns from when on the time without reports counts.
+        """Returns from when on the time without reports counts: not before the run folder became readable again, since
+        records before that may be missing.
 
-        Repeated outages of the store postpone it no longer than ``_LONGEST_OUTAGE``.
+        Repeated outages of the store postpone it no longer than ``_LONGEST_OUTAGE``. What counts while the folder is
+        unreadable is what the pods show.
         """
-        if self.readable_since is None:
+        folder, now = self.observation.folder, self.observation.now
+        known = self.observation.status.condition(ConditionType.RUN_FOLDER_READABLE)
+        if folder.unreadable or (known is None and folder.progress_unknown is None):
             return moved
-        return max(moved, min(self.readable_since, after(moved, _LONGEST_OUTAGE)))
+        reads = known is not None and known.status is ConditionStatus.TRUE and folder.progress_unknown is None
+        since = known.last_transition_time if known and reads else now
+        return max(moved, min(since, after(moved, _LONGEST_OUTAGE)))
 
     @property
     def _most_silence(self) -> int:
@@ -140,11 +152,12 @@ class AttemptDeadlines:
         return by_stage.get(self.attempt.key.stage, limits.cpu_stage)
 
     @property
-    def _steps_in_this_run(self) -> bool:
-        """Whether the progress record is of the current run, and not of one before an eviction or a replaced pod."""
-        begun = last_start(self.attempt.pods)
-        fresh = self.progress is not None and (begun is None or self.progress.updated >= begun)
-        return fresh and stepped(self.attempt, self.progress)
+    def _last_step(self) -> Progress | None:
+        """The progress of the present processes; None before their first step: one of before an eviction or a replaced
+        pod shows nothing."""
+        begun, progress = last_start(self.attempt.pods), self.attempt.progress
+        fresh = progress is not None and (begun is None or progress.updated >= begun)
+        return progress if fresh and self.attempt.stepped else None
 
     def _not_started(self) -> Failure | None:
         """Returns the record of an attempt whose pods are all scheduled but not started; None for any other."""
@@ -162,16 +175,15 @@ class AttemptDeadlines:
             f"pod {found.pod} shows it.",
         )
 
-    def _silent(self) -> Failure | None:
-        """Returns the record of an attempt that has run and reported nothing for too long; None for any other.
+    def _silent(self, since: datetime, limit: int) -> Failure:
+        """Returns the record of an attempt that has run and reported nothing for ``limit`` seconds.
 
         It applies whether pods are missing or not.
         """
-        attempt, progress, silence = self.attempt, self.progress, self._silence
-        if silence is None or self.now - silence[0] <= timedelta(seconds=silence[1]):
-            return None
-        stage, limit = attempt.key.stage, silence[1]
-        taken = disruption(attempt, None, ended=silence[0], now=self.now) if stage is Stage.TRAIN else None
+        attempt, progress, stage = self.attempt, self._last_step, self.attempt.key.stage
+        taken = (
+            disruption(attempt, None, ended=since, now=self.observation.now) if stage is Stage.TRAIN else None
+        )
         if taken:
             return Failure(
                 code=ExitCode.STOPPED,
@@ -185,7 +197,7 @@ class AttemptDeadlines:
                 message=f"{stage} has no pods, and JobSet has not created them again.",
                 fix="Check the JobSet's Events, and that the JobSet controller runs.",
             )
-        if progress and self._steps_in_this_run:
+        if progress:
             return Failure(
                 code=ExitCode.UNAVAILABLE,
                 reason=HUNG,
@@ -211,7 +223,7 @@ class AttemptDeadlines:
         )
 
 
-def waiting_since(attempt: Attempt, progress: Progress | None) -> datetime | None:
+def waiting_since(attempt: Attempt) -> datetime | None:
     """Returns when the attempt began to wait for nodes, or for its pods to be started there; None if it does not wait.
 
     If pods are missing that have run since the JobSet was resumed or restarted, they were deleted, and JobSet restarts
@@ -221,7 +233,7 @@ def waiting_since(attempt: Attempt, progress: Progress | None) -> datetime | Non
     if attempt.running or not attempt.may_run:
         return None
     waiting = [pod for pod in attempt.pods if not pod.started]
-    ran = attempt.files is not None or first_start(attempt.pods) is not None or stepped(attempt, progress)
+    ran = attempt.files is not None or first_start(attempt.pods) is not None or attempt.stepped
     if waiting and not attempt.key.stage.on_tpu and all(lacks_input(pod) for pod in waiting):
         # The input is missing on every node, and waiting for it on CPU costs nothing.
         return None
@@ -244,17 +256,15 @@ def given_up(attempt: Attempt, plan: Plan) -> Failure | None:
     return no_capacity(attempt, plan) if _waited_before(attempt) >= limit else None
 
 
-def interrupted(attempt: Attempt, progress: Progress | None) -> bool:
+def interrupted(attempt: Attempt) -> bool:
     """Whether the attempt has run and pods are missing, so that JobSet is about to restart all of them."""
-    if attempt.running or not attempt.may_run:
-        return False
-    if waiting_since(attempt, progress) is not None:
+    if attempt.running or not attempt.may_run or waiting_since(attempt) is not None:
         return False
     # Records of an earlier run show nothing about the current one.
     here = attempt.files is not None and attempt.files == attempt.written
-    return stepped(attempt, progress) or first_start(attempt.pods) is not None or here
+    return attempt.stepped or first_start(attempt.pods) is not None or here
 
 
-def recovering(attempt: Attempt, progress: Progress | None) -> bool:
+def recovering(attempt: Attempt) -> bool:
     """Whether the attempt has run, and pods are missing or not started."""
-    return not attempt.running and (stepped(attempt, progress) or interrupted(attempt, progress))
+    return not attempt.running and (attempt.stepped or interrupted(attempt))

@@ -16,7 +16,6 @@ from finetune_operator.lifecycle.children.container import ContainerTermination
 from finetune_operator.lifecycle.children.pod import Pod
 from finetune_operator.lifecycle.children.pods import last_worker_message, trainer_terminations
 from finetune_operator.planning.stages import STAGES
-from finetune_operator.rendering import jobset_name
 
 _SIGNALLED = 128
 #: Characters of a termination message in a failure.
@@ -53,9 +52,9 @@ USE_MATCHING_IMAGE = (
 )
 
 
-def failure_of_pods(attempt: Attempt, job: str) -> Failure:
-    """Returns the failure of an attempt that has ended without a record of the trainer. ``job``: the job's name."""
-    stage, name = attempt.key.stage, jobset_name(job, attempt.key.stage, attempt.key.number)
+def failure_of_pods(attempt: Attempt) -> Failure:
+    """Returns the failure of an attempt that has ended without a record of the trainer."""
+    stage, name = attempt.key.stage, attempt.jobset_name
     if attempt.jobset is None:
         why = f"JobSet {name} was deleted before its trainer had left a record."
         return Failure(code=_SIGKILL, reason="JobSetDeleted", message=f"{stage}: {why}")
@@ -138,9 +137,7 @@ def _silence(end: ContainerTermination) -> int:
     return 2 if code < _SIGNALLED else 4
 
 
-def cause_of_stop(
-    attempt: Attempt, job: str, taken: Disruption | None, ended: datetime | None
-) -> Failure | None:
+def cause_of_stop(attempt: Attempt, taken: Disruption | None, ended: datetime | None) -> Failure | None:
     """Returns the failure that pods show for an attempt that was stopped, unless it is a preemption; else None."""
     short = pressure(attempt, ended)
     unlimited = [(pod, end) for pod, end in kills(attempt) if pod.is_unlimited(end)]
@@ -148,7 +145,7 @@ def cause_of_stop(
         # A node without memory may soon not be ready either; it would be the same after each restart.
         return process_failure(attempt.key.stage, *unlimited[0])
     if short is None and taken is None and attempt.jobset and attempt.jobset.workers_failed:
-        stage, name = attempt.key.stage, jobset_name(job, attempt.key.stage, attempt.key.number)
+        stage, name = attempt.key.stage, attempt.jobset_name
         return Failure(
             code=ExitCode.UNAVAILABLE,
             reason=WORKERS_FAILED,

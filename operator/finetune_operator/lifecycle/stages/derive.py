@@ -16,7 +16,7 @@ from finetune_contract import (
     TrainOutcome,
 )
 from finetune_operator.api import Reason, StagePhase
-from finetune_operator.lifecycle.attempts.attempt import Attempt, progress_of, since_retry
+from finetune_operator.lifecycle.attempts.attempt import Attempt, since_retry
 from finetune_operator.lifecycle.attempts.classify import AttemptOutcome, AttemptResult, classify, settled
 from finetune_operator.lifecycle.attempts.pod_failures import HOST_OUT_OF_MEMORY
 from finetune_operator.lifecycle.attempts.stop_records import CANCELLED
@@ -37,8 +37,7 @@ def derive_stages(
 ) -> JobStages:
     """Returns the state of all stages, with the result of every attempt. ``stop``: as in :func:`classify`."""
     results = (
-        classify(attempt, plan.job.name, stop=stop, now=observation.now, nodes=observation.nodes)
-        for attempt in attempts
+        classify(attempt, stop=stop, now=observation.now, nodes=observation.nodes) for attempt in attempts
     )
     classified = [
         (
@@ -143,7 +142,7 @@ def _completed(
     if record is None:
         return result
     fields = {"written": observation.now, **counted(attempt, plan, observation.now)}
-    if progress := progress_of(attempt, observation.folder.progress):
+    if progress := attempt.progress:
         fields |= {
             "checkpoint": max(progress.checkpoints, default=None),
             "start_step": progress.start_step,

@@ -2,21 +2,18 @@
 
 from collections.abc import Sequence
 
-from finetune_contract import FailureClass, Outcome, Progress, Stage, TrainOutcome
+from finetune_contract import FailureClass, Outcome, Stage, TrainOutcome
 from finetune_operator.api.status_stages import AttemptRecord, AttemptsStatus
-from finetune_operator.lifecycle.attempts.attempt import Attempt, progress_of
+from finetune_operator.lifecycle.attempts.attempt import Attempt
 from finetune_operator.lifecycle.attempts.classify import AttemptOutcome, AttemptResult
 from finetune_operator.lifecycle.attempts.own_attempts import HISTORY
 from finetune_operator.lifecycle.children.pods import node_of_host
 from finetune_operator.lifecycle.stages.job_stages import JobStages
-from finetune_operator.rendering import jobset_name
 
 _PREFIX = "Kueue"
 
 
-def attempts_status(
-    stages: JobStages, previous: AttemptsStatus | None, progress: Progress | None
-) -> AttemptsStatus:
+def attempts_status(stages: JobStages, previous: AttemptsStatus | None) -> AttemptsStatus:
     """Returns ``status.attempts``. Nodes that the history in ``previous`` names are kept: their pods may be gone."""
     reported = (previous.history if previous else None) or ()
     nodes = {(each.stage, each.attempt): each.node for each in reported if each.node}
@@ -37,18 +34,16 @@ def attempts_status(
         preemption=stages.counters.preemption,
         infrastructure=stages.counters.infrastructure,
         user=stages.counters.user,
-        history=tuple(_with_lost_steps(history, stages.live, progress)[-HISTORY:]) or None,
+        history=tuple(_with_lost_steps(history, stages.live)[-HISTORY:]) or None,
     )
 
 
-def _with_lost_steps(
-    history: Sequence[AttemptRecord], live: Attempt | None, progress: Progress | None
-) -> list[AttemptRecord]:
+def _with_lost_steps(history: Sequence[AttemptRecord], live: Attempt | None) -> list[AttemptRecord]:
     """Adds the steps of each attempt of Train that the next one had to repeat.
 
     Runs of one attempt are not compared: what is known of one that Kueue has ended is what it had saved.
     """
-    own = progress_of(live, progress) if live else None
+    own = live.progress if live else None
     # Number and first step of the attempt after the current one.
     following = (live.ordinal, own.start_step) if live and own else None
     found: list[AttemptRecord] = []
@@ -135,7 +130,7 @@ def _ended(attempt: Attempt, result: AttemptResult, stages: JobStages, node: str
     return AttemptRecord.model_construct(
         stage=attempt.key.stage,
         attempt=attempt.ordinal,
-        job_set=jobset_name(stages.plan.job.name, *attempt.key.jobset),
+        job_set=attempt.jobset_name,
         restart=attempt.key.restart or None,
         failure_class=result.failure_class,
         reason=result.reason,

@@ -7,7 +7,6 @@ from finetune_contract import Stage
 from finetune_operator.api import ConditionType, FineTuneJobStatus, Phase, WaitingReason
 from finetune_operator.api.status import WaitingStatus
 from finetune_operator.api.status_resolved import Estimate
-from finetune_operator.api.status_stages import GoodputStatus, ProgressStatus
 from finetune_operator.api.timestamps import whole_second
 from finetune_operator.lifecycle.attempts.pending_records import with_pending
 from finetune_operator.lifecycle.attempts.wait_times import training_wait_times
@@ -19,7 +18,12 @@ from finetune_operator.lifecycle.retry import acted_generation
 from finetune_operator.lifecycle.stages.job_stages import JobStages
 from finetune_operator.lifecycle.status.attempt_history import attempts_status
 from finetune_operator.lifecycle.status.conditions import OUTCOME, TRUE, as_conditions, conditions
-from finetune_operator.lifecycle.status.progress import goodput_status, progress_status, with_stage_progress
+from finetune_operator.lifecycle.status.progress import (
+    goodput_status,
+    progress_status,
+    stage_progress_status,
+    with_stage_progress,
+)
 from finetune_operator.lifecycle.status.resolved import estimate_status, past_runs_status, resolved_status
 from finetune_operator.lifecycle.status.results import (
     artifacts_status,
@@ -30,9 +34,8 @@ from finetune_operator.lifecycle.status.results import (
 from finetune_operator.lifecycle.status.stage_status import stages_status
 from finetune_operator.lifecycle.status.summary import summarize
 from finetune_operator.lifecycle.status.usage import (
+    is_due,
     monthly_budget_status,
-    moving_parts,
-    usage_is_old,
     usage_status,
     with_unplanned_usage,
 )
@@ -48,6 +51,9 @@ _WITHOUT_FOLDER = (
     ConditionType.SUSPENDED,
     *OUTCOME,
 )
+
+#: Fields that move with the time: they are reported together, with any other change or at a pace.
+_MOVING = ("progress", "goodput", "checkpoints", "active_time", "cost")
 
 
 def job_status(observation: Observation, step: NextStep) -> FineTuneJobStatus:
@@ -117,7 +123,7 @@ def _without_folder(
             ),
         }
     )
-    if moving_parts(kept) == moving_parts(previous) and not usage_is_old(observation, stages):
+    if not is_due(observation, kept, runs=stages.live is not None):
         return kept
     usage = {"active_time": status.active_time or kept.active_time, "cost": status.cost or kept.cost}
     return kept.model_copy(update=usage)
@@ -125,33 +131,43 @@ def _without_folder(
 
 def _build(observation: Observation, state: JobState, stages: JobStages | None) -> FineTuneJobStatus:
     """Returns the status of a job. ``stages``: None if the job has no plan; fields that need one are then absent."""
-    previous = observation.status
     status = _decided(observation, state, stages)
-    moved = moving_parts(status) != moving_parts(previous)
-    progress = progress_status(
-        observation.folder.progress,
-        stages.findings.train if stages else None,
-        previous.progress,
-        pace=observation.status_pace(),
-        moved=moved,
-    )
-    update: dict[str, Any] = {"progress": progress, "goodput": _goodput(observation, stages, progress)}
-    reported = status.stages or ()
     if stages is not None:
-        reported = with_stage_progress(reported, observation, stages, moved=moved)
-        kept = progress is previous.progress
-        activities = [[each.progress for each in part or ()] for part in (reported, previous.stages)]
-        changed = moved or not kept or activities[0] != activities[1] or usage_is_old(observation, stages)
-        elapsed, cost = usage_status(observation, stages, changed=changed)
-        update |= {
-            "stages": reported,
-            "checkpoints": checkpoints_status(stages, observation, kept=kept) or None,
-            "active_time": elapsed,
-            "cost": cost,
-            "monthly_budget": monthly_budget_status(observation, stages, changed=changed),
-        }
-    update["summary"] = _with_pause(observation, state, summarize(state, stages, progress, reported))
-    return fit_schema(status.model_copy(update=update))
+        status = status.model_copy(update=_reported(observation, stages, status))
+    summary = summarize(state, stages, status.progress, status.stages or ())
+    return fit_schema(status.model_copy(update={"summary": _with_pause(observation, state, summary)}))
+
+
+def _reported(observation: Observation, stages: JobStages, status: FineTuneJobStatus) -> dict[str, Any]:
+    """Returns the fields that move with the time, progress and usage: all of them anew, or all as they were.
+
+    ``status``: all other fields.
+    """
+    previous, record, train = observation.status, observation.folder.progress, stages.findings.train
+    live, shown, known, activity = stages.live, previous.progress, None, None
+    if live and live.running and not live.stepped:
+        before = next((stage for stage in previous.stages or () if stage.name is live.key.stage), None)
+        known = before.progress if before and before.attempt == live.ordinal else None
+        activity = stage_progress_status(live, observation)
+    fresh = (
+        record if record and (not shown or shown.last_update_time != whole_second(record.updated)) else None
+    )
+    at_once = (fresh and (not shown or fresh.step == fresh.total_steps)) or (activity and not known)
+    news = fresh is not None or (activity is not None and activity != known)
+    due = bool(at_once) or is_due(observation, status, runs=live is not None, reports=news)
+    update = {name: getattr(previous, name) for name in _MOVING}
+    if record and due:
+        waits = training_wait_times(stages.attempts, observation.now)
+        update |= {"progress": progress_status(record, train), "goodput": goodput_status(record, waits)}
+    elif train and not record:
+        update |= {"progress": None, "goodput": None}
+    if train or (record and due):
+        update["checkpoints"] = checkpoints_status(stages, record) or None
+    if due:
+        update["active_time"], update["cost"] = usage_status(observation, stages)
+    if live and (activity := (activity if due else None) or known):
+        update["stages"] = with_stage_progress(status.stages or (), live, activity)
+    return update | {"monthly_budget": monthly_budget_status(observation, stages, due=due)}
 
 
 def _decided(observation: Observation, state: JobState, stages: JobStages | None) -> FineTuneJobStatus:
@@ -164,9 +180,7 @@ def _decided(observation: Observation, state: JobState, stages: JobStages | None
             "estimate": _estimate(observation, stages),
             "stages": stages_status(observation, state, stages),
             # Before admission the run folder has not been read, so the cluster may not show all attempts.
-            "attempts": attempts_status(stages, previous.attempts, observation.folder.progress)
-            if observation.stored
-            else None,
+            "attempts": attempts_status(stages, previous.attempts) if observation.stored else None,
             "evaluation": evaluation_status(stages),
             "artifacts": artifacts_status(stages, trains=observation.folder.progress is not None) or None,
             "start_time": previous.start_time or _started(observation),
@@ -257,15 +271,3 @@ def _waiting(observation: Observation, state: JobState) -> WaitingStatus | None:
         since=previous.since if previous and same else whole_second(wait.since or observation.now),
         message=wait.message,
     )
-
-
-def _goodput(
-    observation: Observation, stages: JobStages | None, progress: ProgressStatus | None
-) -> GoodputStatus | None:
-    """Returns ``status.goodput``, which is computed anew only with a new report of the progress."""
-    if progress is None:
-        return None
-    if progress is observation.status.progress:
-        return observation.status.goodput
-    waits = training_wait_times(stages.attempts if stages else (), observation.now)
-    return goodput_status(observation.folder.progress, waits)

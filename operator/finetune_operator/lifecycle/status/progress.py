@@ -22,12 +22,11 @@ from finetune_operator.api.status_stages import (
     StepTime,
 )
 from finetune_operator.api.timestamps import whole_second
-from finetune_operator.lifecycle.attempts.attempt import Attempt, stepped
+from finetune_operator.lifecycle.attempts.attempt import Attempt
 from finetune_operator.lifecycle.attempts.wait_times import WaitTimes
 from finetune_operator.lifecycle.children.pods import last_start
 from finetune_operator.lifecycle.fitting import copied
 from finetune_operator.lifecycle.observation import Observation
-from finetune_operator.lifecycle.stages.job_stages import JobStages
 
 #: Higher numbers are no step counts; a larger integer does not fit into a float.
 _MOST_STEPS = 2**53
@@ -43,29 +42,8 @@ _STARTUP = {
 _MEASURED = {"productive": "productive", "evaluation": "evaluate", "recomputed": "recomputed"}
 
 
-def progress_status(
-    progress: Progress | None,
-    outcome: TrainOutcome | None,
-    previous: ProgressStatus | None,
-    *,
-    pace: float,
-    moved: bool,
-) -> ProgressStatus | None:
-    """Returns ``status.progress``: ``previous`` itself if it is too early for a new report.
-
-    ``outcome``: that of the finished training, which has no time left. ``pace``: seconds between two reports while
-    nothing but the step changes. ``moved``: whether other changes have the status written anyway.
-    """
-    if progress is None:
-        return previous if outcome is None else None
-    if (
-        previous
-        and not moved
-        and previous.last_update_time is not None
-        and progress.step != progress.total_steps
-        and 0 <= (progress.updated - previous.last_update_time).total_seconds() < pace
-    ):
-        return previous
+def progress_status(progress: Progress, outcome: TrainOutcome | None) -> ProgressStatus:
+    """Returns ``status.progress``. ``outcome``: that of the finished training, which has no time left."""
     eta = _eta(progress) if outcome is None else None
     return copied(
         ProgressStatus,
@@ -83,10 +61,8 @@ def progress_status(
     )
 
 
-def goodput_status(progress: Progress | None, waits: WaitTimes) -> GoodputStatus | None:
+def goodput_status(progress: Progress, waits: WaitTimes) -> GoodputStatus | None:
     """Returns ``status.goodput`` over all attempts of Train; None before the training has measured anything."""
-    if progress is None:
-        return None
     startup = {name: progress.seconds.get(phase, 0.0) for name, phase in _STARTUP.items()}
     measured = {name: progress.seconds.get(phase, 0.0) for name, phase in _MEASURED.items()}
     spent = {"startup": sum(startup.values())} | measured
@@ -181,23 +157,12 @@ def _whole(value: float | None, factor: int, *, up: bool = False) -> int | None:
 
 
 def with_stage_progress(
-    statuses: tuple[StageStatus, ...], observation: Observation, stages: JobStages, *, moved: bool
+    statuses: tuple[StageStatus, ...], attempt: Attempt, progress: StageProgressStatus
 ) -> tuple[StageStatus, ...]:
-    """Returns ``status.stages`` with the progress of the running attempt; ``statuses`` itself if there is none.
-
-    ``moved``: whether the status is written anyway.
-    """
-    attempt = stages.live
-    if attempt is None or not attempt.running or stepped(attempt, observation.folder.progress):
-        return statuses
-    before = next((each for each in observation.status.stages or () if each.name is attempt.key.stage), None)
-    known = before.progress if before and before.attempt == attempt.ordinal else None
-    progress = _progress(attempt, observation, known, moved=moved)
-    if progress is None:
-        return statuses
+    """Returns ``status.stages`` with the progress of the running attempt."""
     return tuple(
-        each.model_copy(update={"progress": progress}) if each.name is attempt.key.stage else each
-        for each in statuses
+        status.model_copy(update={"progress": progress}) if status.name is attempt.key.stage else status
+        for status in statuses
     )
 
 
@@ -209,18 +174,14 @@ def described(progress: StageProgressStatus) -> str:
     return f"{progress.doing}, {progress.done:,}{total} {progress.unit}"
 
 
-def _progress(
-    attempt: Attempt, observation: Observation, known: StageProgressStatus | None, *, moved: bool
-) -> StageProgressStatus | None:
-    """Returns the newest progress, or ``known`` if there is no newer one, or it is too early to report it."""
+def stage_progress_status(attempt: Attempt, observation: Observation) -> StageProgressStatus | None:
+    """Returns what the running attempt reports that it does; None if it has reported nothing."""
     record, begun = observation.folder.stage_progress.get(attempt.key), last_start(attempt.pods)
     # A run before an eviction or a replaced pod may have written the record.
     if record is None or (begun is not None and record.updated < begun):
-        return known
-    # No later than now: whatever times a trainer writes, they have the status written no more often.
-    updated = min(record.updated, observation.now)
-    early = known and (updated - known.last_update_time).total_seconds() < observation.status_pace()
-    return known if early and not moved else _status(record, updated)
+        return None
+    # No later than now, whatever times a trainer writes.
+    return _status(record, min(record.updated, observation.now))
 
 
 def _status(record: StageProgress, updated: datetime) -> StageProgressStatus | None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from itertools import islice
 
-from finetune_contract import CheckpointRecord
+from finetune_contract import CheckpointRecord, Progress
 from finetune_operator.api.numbers import decimal
 from finetune_operator.api.status_results import (
     MOST_METRICS,
@@ -17,16 +17,13 @@ from finetune_operator.api.status_results import (
 )
 from finetune_operator.lifecycle.fitting import copied
 from finetune_operator.lifecycle.job_state import JobState
-from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.lifecycle.stages.job_stages import JobStages
 
 _CHECKPOINTS = 10
 
 
-def checkpoints_status(
-    stages: JobStages, observation: Observation, *, kept: bool
-) -> tuple[CheckpointStatus, ...]:
-    """Returns ``status.checkpoints``. ``kept``: the progress in the status stays as it is, so the checkpoints do."""
+def checkpoints_status(stages: JobStages, progress: Progress | None) -> tuple[CheckpointStatus, ...]:
+    """Returns ``status.checkpoints``: those of the finished training, else those that its progress names."""
     if train := stages.findings.train:
         best = [each for each in train.checkpoints if each.step == train.best_step]
         newest = [each for each in train.checkpoints if each not in best][len(best) - _CHECKPOINTS :]
@@ -35,9 +32,7 @@ def checkpoints_status(
             for record in train.checkpoints
             if record in best or record in newest
         )
-    if kept:
-        return observation.status.checkpoints or ()
-    steps = observation.folder.progress.checkpoints if observation.folder.progress else []
+    steps = progress.checkpoints if progress else []
     return tuple(
         _checkpoint(
             CheckpointRecord(step=step, uri=stages.plan.run_folder.checkpoint(step)), last=step == steps[-1]

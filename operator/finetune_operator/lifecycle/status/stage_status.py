@@ -8,12 +8,11 @@ from finetune_operator.api import Reason, StagePhase
 from finetune_operator.api.numbers import decimal
 from finetune_operator.api.status_stages import CacheOutcome, StageCache, StageStatus
 from finetune_operator.api.timestamps import whole_second
-from finetune_operator.lifecycle.attempts.attempt import Attempt, progress_of
+from finetune_operator.lifecycle.attempts.attempt import Attempt
 from finetune_operator.lifecycle.children.pods import worker_restarts
 from finetune_operator.lifecycle.job_state import JobPhase, JobState
 from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.lifecycle.stages.job_stages import JobStages, StageState, details_of
-from finetune_operator.rendering import jobset_name
 
 _SHOWN_TENSORS = 4
 #: Maximum number of reasons for a cache miss.
@@ -48,7 +47,7 @@ def _stage(
         phase=phase,
         reason=failure.reason if failure else None,
         attempt=newest.ordinal if newest else None,
-        job_set=jobset_name(stages.plan.job.name, *newest.key.jobset) if newest else None,
+        job_set=newest.jobset_name if newest else None,
         restart=newest.key.restart or None if newest else None,
         worker_restarts=_worker_restarts(newest, before) if newest else None,
         start_time=_start_time(stage_state.attempts, before, observation.now) if newest else None,
@@ -56,7 +55,7 @@ def _stage(
         if phase in (StagePhase.SUCCEEDED, StagePhase.FAILED)
         else None,
         cache=_cache(stage_state, stages),
-        resumed_from_step=(_resumed_from(stage_state, observation) or None) if stage is Stage.TRAIN else None,
+        resumed_from_step=(_resumed_from(stage_state) or None) if stage is Stage.TRAIN else None,
         message=failure.message if failure else _remark(stage_state, observation, stages),
     )
 
@@ -162,9 +161,8 @@ def _unchanged(stage_state: StageState) -> list[str]:
     return [f"training left {outcome.unchanged_tensors} of its tensors unchanged, bit for bit: {shown}{more}"]
 
 
-def _resumed_from(stage_state: StageState, observation: Observation) -> int | None:
+def _resumed_from(stage_state: StageState) -> int | None:
     if outcome := details_of(stage_state, TrainOutcome):
         return outcome.start_step
     newest = stage_state.attempts[-1] if stage_state.attempts else None
-    progress = progress_of(newest, observation.folder.progress) if newest else None
-    return progress.start_step if progress else None
+    return newest.progress.start_step if newest and newest.progress else None

@@ -20,37 +20,35 @@ from finetune_operator.lifecycle.stages.spending import against
 _USAGE_SECONDS = 60.0
 
 
-def usage_status(
-    observation: Observation, stages: JobStages, *, changed: bool
-) -> tuple[ActiveTime | None, CostStatus | None]:
-    """Returns ``status.activeTime`` and ``status.cost``. ``changed``: whether the status changes in other respects, or
-    the last report is old."""
-    elapsed, cost = observation.status.active_time, observation.status.cost
-    if not stages.attempts or not changed:
-        return elapsed, cost
-    if cost or any(attempt.key.stage.on_tpu for attempt in stages.attempts):
-        cost = _cost(stages)
+def usage_status(observation: Observation, stages: JobStages) -> tuple[ActiveTime | None, CostStatus | None]:
+    """Returns ``status.activeTime`` and ``status.cost``."""
+    if not stages.attempts:
+        return observation.status.active_time, observation.status.cost
+    costs = observation.status.cost or any(attempt.key.stage.on_tpu for attempt in stages.attempts)
     live = stages.live
     chips = rate_of(live, stages.plan).chips if live and live.running else None
-    return active_time(stages.used, observation.now, chips or None), cost
+    return active_time(stages.used, observation.now, chips or None), _cost(stages) if costs else None
 
 
-def usage_is_old(observation: Observation, stages: JobStages | None) -> bool:
-    """Whether time and money used are to be reported although nothing else has changed. ``stages``: None if something
-    runs of a job without a usable plan."""
-    reported = observation.status.active_time
-    if reported is None:
+def is_due(observation: Observation, status: FineTuneJobStatus, *, runs: bool, reports: bool = False) -> bool:
+    """Returns whether what moves with the time is to be reported: with any other change, and at a pace while something
+    runs.
+
+    ``status``: the new one. ``runs``: whether an attempt may run. ``reports``: whether it has something new to report
+    beside its usage.
+    """
+    previous = observation.status
+    if previous.active_time is None or moving_parts(status) != moving_parts(previous):
         return True
-    age = (observation.now - reported.as_of).total_seconds()
-    running = stages is None or stages.live is not None
-    return running and age >= max(_USAGE_SECONDS, observation.status_pace())
+    age = (observation.now - previous.active_time.as_of).total_seconds()
+    return runs and age >= max(0.0 if reports else _USAGE_SECONDS, observation.status_pace())
 
 
 def with_unplanned_usage(
     observation: Observation, status: FineTuneJobStatus, used: Usage
 ) -> FineTuneJobStatus:
     """Returns the status of a job without a usable plan, of which something runs, with what it has used."""
-    if moving_parts(status) == moving_parts(observation.status) and not usage_is_old(observation, None):
+    if not is_due(observation, status, runs=True):
         return status
     chips = sum(jobset.chips or 0 for jobset in observation.jobsets if not jobset.ended)
     update: dict[str, object] = {"active_time": active_time(used, observation.now, chips or None)}
@@ -112,9 +110,9 @@ def rounded_down(value: float) -> str:
 
 
 def monthly_budget_status(
-    observation: Observation, stages: JobStages, *, changed: bool
+    observation: Observation, stages: JobStages, *, due: bool
 ) -> MonthlyBudgetStatus | None:
-    """Returns the budget of the namespace; None if the profile sets none. ``changed``: as for :func:`usage_status`."""
+    """Returns the budget of the namespace; None if the profile sets none. ``due``: see :func:`is_due`."""
     limit, previous = stages.month, observation.status.monthly_budget
     if limit is None:
         return None
@@ -126,5 +124,5 @@ def monthly_budget_status(
         reset_time=limit.budget.month.end,
     )
     same = previous is not None and (previous.month, previous.chip_hours) == (found.month, found.chip_hours)
-    stays = limit.used is None or (not changed and previous is not None and previous.used is not None)
+    stays = limit.used is None or (not due and previous is not None and previous.used is not None)
     return previous if same and stays else found

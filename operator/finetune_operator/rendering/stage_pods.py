@@ -1,12 +1,16 @@
-"""Train and Evaluate: one JAX process per host of a TPU slice."""
+"""The pods of a stage: one on CPU, or one JAX process per host of a TPU slice (McJAX)."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from finetune_contract import StageRequest
-from finetune_operator.planning import Plan
+from finetune_contract import Stage, StageRequest
+from finetune_contract.request import SLICE_PROGRAMS_VARIABLE, SLICE_VARIABLES
+from finetune_operator.planning import Findings, Plan
 from finetune_operator.planning.slices.memory import compiler_flags
+from finetune_operator.planning.stages import STAGES
+from finetune_operator.rendering.memory import memory_for
 from finetune_operator.rendering.pod import pod_spec, with_host_access
+from finetune_operator.rendering.scratch import scratch_gib, scratch_limit_gib
 
 EXCLUSIVE_TOPOLOGY = "alpha.jobset.sigs.k8s.io/exclusive-topology"
 _TPU = "google.com/tpu"
@@ -20,6 +24,47 @@ _PORTS = (
 _MEGASCALE = {"name": "megascale", "containerPort": 8080}
 #: Longest time in seconds for which queued provisioning provides nodes.
 _MAX_RUN_SECONDS = 7 * 24 * 3600
+
+
+def cpu_pod(plan: Plan, request: StageRequest, findings: Findings) -> dict[str, Any]:
+    """Returns the spec of the stage's pod. Raises CpuPoolTooSmall."""
+    resources = STAGES[request.stage].cpu
+    assert resources is not None, "called for a stage on CPU"
+    model = findings.preflight.model if findings.preflight else None
+    memory = f"{memory_for(plan, request.stage, model)}Gi"
+    scratch = scratch_gib(plan, request.stage, model)
+    most = scratch_limit_gib(request.stage, scratch)
+    return pod_spec(
+        plan,
+        request,
+        service_account=plan.service_account_cpu,
+        # The memory request equals the limit: an overcommitted node would kill the pod that grew last. CPU may burst.
+        resources={
+            "requests": {
+                "cpu": resources.cores,
+                "memory": memory,
+                "ephemeral-storage": f"{scratch}Gi",
+            },
+            "limits": {"memory": memory, **({"ephemeral-storage": f"{most}Gi"} if most else {})},
+        },
+        node_selector=plan.cpu_pool.node_selector,
+        tolerations=[toleration.to_document() for toleration in plan.cpu_pool.tolerations],
+        # The image contains libtpu, which JAX would try first.
+        env=[{"name": "JAX_PLATFORMS", "value": "cpu"}, *_compiled_with(plan, request.stage)],
+    )
+
+
+def _compiled_with(plan: Plan, stage: Stage) -> list[dict[str, str]]:
+    """Returns the variables with which preflight compiles the programs of the slice.
+
+    Preflight uses the slice's compiler flags and writes to the folder from which the slice's stages read programs.
+    Empty under Pathways, whose servers compile.
+    """
+    if stage is not Stage.PREFLIGHT or plan.pathways is not None:
+        return []
+    flags = compiler_flags(plan.placement.flags, plan.pod.env, pathways=False)
+    variables = [{"name": SLICE_VARIABLES[name], "value": value} for name, value in flags.items()]
+    return [*variables, {"name": SLICE_PROGRAMS_VARIABLE, "value": _programs_folder(plan)}]
 
 
 def slice_pod(plan: Plan, request: StageRequest) -> dict[str, Any]:
@@ -41,15 +86,10 @@ def slice_pod(plan: Plan, request: StageRequest) -> dict[str, Any]:
     return with_host_access(plan, {**pod, **slice_affinity(plan)})
 
 
-def programs_folder(plan: Plan) -> str:
+def _programs_folder(plan: Plan) -> str:
     """Returns the folder in which a pod of ``slice_pod`` reads and writes compiled programs."""
     named = [each.value for each in plan.pod.env if each.name == _PROGRAMS]
     return named[-1] if named else plan.programs
-
-
-def slice_flags(plan: Plan) -> Mapping[str, str]:
-    """Returns the compiler variables of a pod of ``slice_pod``; empty under Pathways, whose servers compile."""
-    return compiler_flags(plan.placement.flags, plan.pod.env, pathways=plan.pathways is not None)
 
 
 def slice_affinity(plan: Plan) -> dict[str, Any]:
