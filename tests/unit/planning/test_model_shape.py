@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from finetune_contract import LoraSpec
@@ -73,6 +73,7 @@ SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_
         max_size=4,
     ),
 )
+@example(name="DeepSeek-R1-Distill-Qwen-1.5B", changed={"hidden_size": 156872, "num_key_value_heads": 156872})
 def test_any_file_has_positive_sizes_or_is_refused(name: str, changed: dict[str, Any]) -> None:
     try:
         shape = ModelShape.of(PUBLISHED[name]["config"] | changed)

@@ -13,6 +13,8 @@ from finetune_contract.text_model import Architecture, MLAConfig, MoEConfig, Tex
 
 #: Far above any published model; they bound the work that a file can cause.
 _MOST_LAYERS, _MOST_EXPERTS, _LARGEST = 1000, 1024, 2**31 - 1
+#: The bytes of so many parameters are within the contract's bound of a size.
+_MOST_PARAMETERS = 10**15
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -41,7 +43,7 @@ class ModelShape(TextModel):
         heads, hidden = read.size("num_attention_heads"), read.size("hidden_size")
         layers = read.size("num_hidden_layers", most=_MOST_LAYERS)
         latent = read.latent() if "kv_lora_rank" in known.defaults else None
-        return cls(
+        shape = cls(
             architecture=str(name),
             hidden_size=hidden,
             intermediate_size=read.size("intermediate_size"),
@@ -59,6 +61,11 @@ class ModelShape(TextModel):
             latent=latent,
             dtype_bytes=None if known.text_config else read.dtype_bytes,
         )
+        if shape.parameters > _MOST_PARAMETERS:
+            raise UnknownModelShape(
+                f"the sizes make {shape.parameters:.1e} parameters, expected at most {_MOST_PARAMETERS:.0e}"
+            )
+        return shape
 
     @property
     def weights_bytes(self) -> int:
