@@ -18,11 +18,19 @@ type Right = tuple[str, str]
 """Resource and verb, as Kubernetes names them."""
 
 
+def _job(namespace: str, name: str) -> str:
+    return f"/apis/tpu-finetune.dev/v1alpha1/namespaces/{namespace}/finetunejobs/{name}"
+
+
 @pytest.fixture
-def newborn(cluster: LocalCluster, tmp_path: Path) -> Iterator[LocalCluster]:
-    """A cluster whose new operator finds no Lease and has sent no request yet; stages last until they are killed."""
+def newborn(cluster: LocalCluster, namespace: str, tmp_path: Path) -> Iterator[LocalCluster]:
+    """A cluster whose new operator finds no Lease, has sent no request yet and has not stored the plan of the job
+    ``brief``; stages last until they are killed."""
     cluster.add_image(fake_trainer.IMAGE, fake_trainer.install(tmp_path / "bin", seconds=3600))
     cluster.apply(fake_trainer.profile(PROFILE, tmp_path))
+    cluster.start("operator")
+    cluster.apply(fake_trainer.job(namespace, "brief", PROFILE))
+    cluster.wait(_job(namespace, "brief"), lambda found: "resolved" in found.get("status", {}))
     cluster.stop("operator")
     cluster.delete(LEASE)
     cluster.start("operator")
@@ -103,7 +111,7 @@ def _let_a_pod_wait(cluster: LocalCluster, namespace: str) -> None:
     }
     cluster.patch(f"{path}/waiting/status", {"status": {"conditions": [told]}})
     cluster.wait(
-        f"/apis/tpu-finetune.dev/v1alpha1/namespaces/{namespace}/finetunejobs/lived",
+        _job(namespace, "lived"),
         lambda job: "autoscaler" in job["status"].get("waiting", {}).get("message", ""),
     )
     cluster.delete(f"{path}/waiting")
@@ -111,10 +119,8 @@ def _let_a_pod_wait(cluster: LocalCluster, namespace: str) -> None:
 
 def test_every_right_is_used_and_none_is_missing(newborn: LocalCluster, namespace: str) -> None:
     # The plan of a job is deleted with the job.
-    newborn.apply(fake_trainer.job(namespace, "brief", PROFILE))
-    brief = f"/apis/tpu-finetune.dev/v1alpha1/namespaces/{namespace}/finetunejobs/brief"
-    admitted = newborn.wait(brief, lambda found: "resolved" in found["status"])
-    stored = admitted["status"]["resolved"]["plan"]["name"]
+    brief = _job(namespace, "brief")
+    stored = newborn.get(brief)["status"]["resolved"]["plan"]["name"]
     newborn.delete(brief)
     newborn.wait_gone(f"/api/v1/namespaces/finetune-system/configmaps/{stored}")
     newborn.apply(fake_trainer.job(namespace, "lived", PROFILE))
@@ -123,7 +129,7 @@ def test_every_right_is_used_and_none_is_missing(newborn: LocalCluster, namespac
     _fail_a_pod_on_a_slice(newborn, namespace)
     _let_a_pod_wait(newborn, namespace)
     # Suspending deletes the JobSet, and the status reports it.
-    job = f"/apis/tpu-finetune.dev/v1alpha1/namespaces/{namespace}/finetunejobs/lived"
+    job = _job(namespace, "lived")
     newborn.patch(job, {"spec": {"suspend": True}})
     newborn.wait_gone(jobset)
     newborn.wait(job, lambda found: found.get("status", {}).get("phase") == "Suspended")
