@@ -269,15 +269,16 @@ class WatchCache:
     def _put_job(self, job: Object) -> None:
         metadata = job["metadata"]
         before = self._entries.named(metadata["namespace"], metadata["name"])
+        finished = is_true(job, "Finished")
         if before is not None:
             if before.version > version_of(job):
                 return
             if before.uid != metadata["uid"]:
                 self._missed(from_json(before.document))
-            if before.uid != metadata["uid"] or is_true(job, "Finished"):
+            if before.uid != metadata["uid"] or finished:
                 # Decisions about a finished job are rare, and read live.
                 self._entries.drop(before)
-        if not is_true(job, "Finished"):
+        if not finished:
             begun = any(state.begun for state in self.streams.known(MAY_BE_CHILD, metadata["namespace"]))
             self._entries.put_job(job, complete=unprocessed(job) or not begun, now=self.streams.now())
 

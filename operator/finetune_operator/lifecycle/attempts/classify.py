@@ -96,8 +96,8 @@ def classify(  # noqa: PLR0911  one per case
 
     Until it is recorded, the result may change with new observations.
 
-    ``stop``: the record of the stop that the job's user requests now, for which
-    a missing JobSet was deleted; None: the job may run. ``nodes``: see :func:`disruption`.
+    ``stop``: the record of the stop that the job's user requests now, for which a missing JobSet was deleted; None: the
+    job may run. ``nodes``: see :func:`disruption`.
     """
     if attempt.live:
         return None
