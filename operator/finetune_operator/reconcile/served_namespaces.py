@@ -57,6 +57,7 @@ class ServedNamespaces:
         if namespace in self._lost or not (at_once or self._clock() - since >= LOST_SECONDS):
             return
         self._lost.add(namespace)
+        self.changed(namespace)
         log.error(
             "namespace %s is not served: %s. Nothing starts in it, and the %d chips that were at work count on. Give "
             "the operator its rights there again, or remove the namespace from the release's namespaces",
@@ -64,7 +65,6 @@ class ServedNamespaces:
             message,
             self._chips(namespace),
         )
-        self.changed(namespace)
 
     def answered(self, stream: WatchStream) -> None:
         """Takes note that the API server has accepted a list or watch."""

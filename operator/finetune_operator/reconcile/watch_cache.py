@@ -8,7 +8,7 @@ docs/decisions/watch-cache.md explains why decisions may rely on it.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
 
@@ -211,6 +211,11 @@ class WatchCache:
         jobs = self.streams.of(JOBS, stream.namespace)
         if stream.kind in MAY_BE_CHILD and jobs is not None:
             await self.streams.until(lambda: jobs.listed, seconds)
+
+    def jobs_in(self, namespace: str) -> Iterator[Object]:
+        """Yields the cached jobs of a namespace as they were delivered or written last."""
+        for entry in self._entries.within(namespace):
+            yield from_json(entry.document)
 
     # What the comparison with listings reads.
 

@@ -210,8 +210,12 @@ class EventHandlers:
         """Queues every live job after a watch has lost events, since a listing does not show deleted objects."""
         self._add_live(lambda *_: True)
 
-    def namespace_changed(self, namespace: str) -> None:
-        """Called when a served namespace is lost or is back: profiles report it, and its jobs go on."""
+    def namespace_changed(self, namespace: str, jobs: Iterable[Object] = ()) -> None:
+        """Called when a served namespace is lost or is back: profiles report it, and its jobs go on.
+
+        ``jobs``: its jobs as this process has written them last. A watch that has ended does not show every write.
+        """
+        self.listed(jobs)
         for name in self._profiles:
             self._add(ProfileKey(name), 0.0)
         self._add_live(lambda key, _: key.namespace == namespace)

@@ -115,7 +115,7 @@ class Leader:
             )
         if self._notifications is not None:
             await self._notifications.restore()
-        self._served.changed = self._intake.namespace_changed
+        self._served.changed = self._namespace_changed
         for stream, problem in self._found.refused.items():
             self._served.refused(stream, problem, at_once=True)
         working = asyncio.create_task(self._workers.run(self._settings.workers), name="workers")
@@ -205,6 +205,9 @@ class Leader:
             )
             self._cache.adopt(job)
             self._intake.listed([job])
+
+    def _namespace_changed(self, namespace: str) -> None:
+        self._intake.namespace_changed(namespace, self._cache.jobs_in(namespace))
 
     def _unwritten(self, job: Object) -> None:
         """Takes a job with a status that the API server has not taken."""

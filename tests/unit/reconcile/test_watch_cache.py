@@ -76,6 +76,13 @@ async def test_events_change_what_is_cached(watched: Watched) -> None:
     assert [each.phase for each in found.pods] == ["Succeeded"]
 
 
+def test_the_jobs_of_a_namespace_are_those_that_were_written_last(watched: Watched) -> None:
+    written = demo(101, {**PROCESSED, "phase": "Running"})
+    watched.cache.wrote(JOBS, written)
+    assert [found["status"]["phase"] for found in watched.cache.jobs_in("team")] == ["Running"]
+    assert list(watched.cache.jobs_in("other")) == []
+
+
 async def test_only_what_decisions_read_is_kept() -> None:
     watched = Watched()
     watched.all_listed()

@@ -537,3 +537,21 @@ def test_every_version_of_a_job_and_each_complete_listing_are_reported() -> None
     handlers.gone([], left_out={"lost"})
     listed = ["listed without []", "listed without ['lost']"]
     assert versions.reported == ["old", "new", "listing", "new", "missed", *listed]
+
+
+def test_chips_of_a_lost_namespace_are_those_of_the_last_status_that_this_process_has_written(
+    ears: Ears,
+) -> None:
+    """The watch may end before it shows that the job runs."""
+    running = job(profile="local", Running="True")
+    running["metadata"]["resourceVersion"] = "2"
+    running["status"] |= {"phase": "Running", "stage": "Train"}
+    running["status"]["resolved"]["resources"] = {"chips": 4}
+    ears.intake.job("ADDED", job())
+    assert ears.chips("team") == 0
+    ears.intake.namespace_changed("team", [running])
+    assert ears.chips("team") == 4
+    running["metadata"]["resourceVersion"] = "1"
+    del running["status"]["phase"]
+    ears.intake.namespace_changed("team", [running])
+    assert ears.chips("team") == 4
