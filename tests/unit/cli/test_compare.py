@@ -19,7 +19,8 @@ from finetune_operator.artifacts.shared_store import SharedStore
 from finetune_operator.cli.commands import app
 from finetune_operator.cli.connect.connection import Connection
 from finetune_operator.cli.errors import CliError
-from finetune_operator.cli.results.compare import comparison_of, print_comparison, records_of, run_records
+from finetune_operator.cli.results.compare import comparison_of, records_of, run_records
+from finetune_operator.cli.results.compare_text import print_comparison
 from finetune_operator.results.records import RunRecords
 from tests import snapshots
 from tests.unit.cli.fake_api import FakeApi

@@ -341,13 +341,6 @@ async def test_a_job_that_does_not_exist_has_similar_names_and_the_way_for_delet
     )
 
 
-def test_without_the_extra_the_command_names_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("finetune_operator.cli.output_file.find_spec", lambda _name: None)
-    done = report("--run", write_records(folder))
-    assert done.exit_code == 1
-    assert "[pages]" in done.stderr
-
-
 def test_a_store_that_refuses_is_explained(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Refusing(SharedStore):
         async def read(self, uri: str, *, limit: int = RECORD_LIMIT) -> bytes | None:

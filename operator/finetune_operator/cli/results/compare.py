@@ -1,20 +1,18 @@
 """``finetune compare``: reads the records of several runs, compares them and prints the result."""
 
-import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import typer
 from rich.console import Console
-from rich.text import Text
 
 from finetune_operator.artifacts.port import ObjectStore
 from finetune_operator.cli.app import echo
 from finetune_operator.cli.connect.connection import Connection
 from finetune_operator.cli.connect.store import explained
 from finetune_operator.cli.errors import CliError
-from finetune_operator.cli.results.compare_view import Line, comparison_lines
+from finetune_operator.cli.output_file import refuse_existing, save
 from finetune_operator.cli.results.run_folder import existing_job
 from finetune_operator.cli.text import one_line
 from finetune_operator.results.comparison.compare import MOST_RUNS, compared
@@ -22,16 +20,13 @@ from finetune_operator.results.comparison.model import Comparison
 from finetune_operator.results.reader import records_at, records_of_job
 from finetune_operator.results.records import RunRecords
 
-#: Columns that a continued line has at least, however far it is indented.
-_NARROWEST = 20
 _RUN_FOLDER = re.compile(r"(gs://[^/]+|file://)/[^\0]+")
 
 
 def check_output(output: str, *, force: bool) -> None:
     """Checks ``text``, ``json`` or ``html=FILE``, before anything is read.
 
-    Raises BadParameter for anything else, and CliError if the file exists and ``force`` is false, or if the packages
-    for pages are not installed.
+    Raises BadParameter for anything else, and CliError if the file exists and ``force`` is false.
     """
     if output in ("text", "json"):
         return
@@ -40,9 +35,6 @@ def check_output(output: str, *, force: bool) -> None:
         raise typer.BadParameter(
             f"{output[:128]!r} is not one of 'text', 'json', 'html=FILE'.", param_hint="--output"
         )
-    from finetune_operator.cli.output_file import refuse_existing, require_pages
-
-    require_pages()
     if not force:
         refuse_existing(Path(file))
 
@@ -50,12 +42,13 @@ def check_output(output: str, *, force: bool) -> None:
 def show_comparison(comparison: Comparison, output: str, *, force: bool) -> None:
     """Prints the comparison, or writes its page and prints the file's name. Raises CliError."""
     if output == "text":
+        from finetune_operator.cli.results.compare_text import print_comparison
+
         print_comparison(comparison, Console())
     elif output == "json":
         # In ASCII, since its texts come from run folders.
-        echo(json.dumps(json.loads(comparison.model_dump_json(by_alias=True)), indent=2))
+        echo(comparison.model_dump_json(by_alias=True, indent=2, ensure_ascii=True))
     else:
-        from finetune_operator.cli.output_file import save
         from finetune_operator.cli.results.compare_page import comparison_page
 
         file = output.partition("=")[2]
@@ -124,22 +117,3 @@ def comparison_of(runs: Sequence[RunRecords], *, common: bool, samples: int) -> 
     """Returns the comparison. Raises CliError if the runs were evaluated on different rows."""
     with explained():
         return compared(runs, common=common, samples=samples)
-
-
-def print_comparison(comparison: Comparison, console: Console) -> None:
-    """Prints the comparison, wrapped to the width of a terminal; in a pipe, lines are as long as they are."""
-    colors = console.is_terminal and console.color_system is not None and not console.no_color
-    width = console.width if console.is_terminal else None
-    for line in comparison_lines(comparison, colors=colors):
-        for text in _wrapped(line, width, console):
-            console.print(text, soft_wrap=True)
-
-
-def _wrapped(line: Line, width: int | None, console: Console) -> Iterator[Text]:
-    if width is None or line.indent + line.text.cell_len <= width:
-        yield Text(" " * line.indent) + line.text
-        return
-    inner = max(_NARROWEST, width - line.indent - line.hanging)
-    for number, part in enumerate(line.text.wrap(console, inner, overflow="fold")):
-        part.rstrip()
-        yield Text(" " * (line.indent + (line.hanging if number else 0))) + part

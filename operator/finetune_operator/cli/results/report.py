@@ -14,9 +14,9 @@ from finetune_operator.cli.connect.connection import Connection
 from finetune_operator.cli.connect.options import ClusterOptions
 from finetune_operator.cli.connect.store import explained
 from finetune_operator.cli.output_file import save
-from finetune_operator.cli.results.compare_page import TONES, contrast_words
-from finetune_operator.cli.results.compare_view import about_text, seconds_text, value_text
+from finetune_operator.cli.results.compare_page import TONES
 from finetune_operator.cli.results.run_folder import existing_job, run_at
+from finetune_operator.cli.results.wording import about_text, contrast_text, value_text
 from finetune_operator.results.pages.axis import number_text
 from finetune_operator.results.pages.chart import line_chart
 from finetune_operator.results.pages.document import render
@@ -78,8 +78,8 @@ def report_page(report: Report) -> str:
         number=number_text,
         value=value_text,
         about=about_text,
-        words=contrast_words,
-        seconds=seconds_text,
+        words=contrast_text,
+        seconds=text.step_time,
         money=money,
         times=_time_rows,
         lengths=lambda details: [
