@@ -59,7 +59,9 @@ def test_the_wheel_requires_no_package_of_this_repository(wheel: Path) -> None:
         packages = {name.split("/")[0] for name in archive.namelist() if ".dist-info" not in name}
         pages = {name for name in archive.namelist() if "/pages/templates/" in name}
     assert packages == {"finetune_operator", "finetune_contract"}
-    assert {"document.html.j2", "style.css", "compare.html.j2", "compare.txt.j2"} <= {name.rpartition("/")[2] for name in pages}
+    assert {"document.html.j2", "style.css", "compare.html.j2", "compare.txt.j2"} <= {
+        name.rpartition("/")[2] for name in pages
+    }
     locked = {line.partition("==")[0] for line in LOCKED.read_text().splitlines() if line[:1].isalnum()}
     assert {Requirement(each).name for each in required} <= locked
 

@@ -15,7 +15,8 @@ from finetune_operator.artifacts.shared_store import SharedStore
 from finetune_operator.cli.commands import app
 from finetune_operator.cli.connect.connection import Connection
 from finetune_operator.cli.errors import CliError
-from finetune_operator.cli.results.report import records_by_name, report_page
+from finetune_operator.cli.results.report import report_page
+from finetune_operator.cli.results.run_folder import run_records
 from tests.pages.hostile import HOSTILE
 from tests.pages.reports import report_hostile
 from tests.unit.cli.fake_api import FakeApi
@@ -112,7 +113,7 @@ async def test_a_job_in_any_phase_has_a_page(
     if resolved := (document.get("status") or {}).get("resolved"):
         resolved["runFolder"] = f"file://{tmp_path}/nothing-there"
     await api.put("finetunejobs", document)
-    records = await records_by_name("quickstart", connection, SharedStore())
+    records = await run_records("quickstart", connection, SharedStore(), whole=True)
     found = Page(report_page(reported(records)))
     assert found.unbalanced == []
     assert "missing" in found.sections
@@ -335,7 +336,7 @@ async def test_a_job_that_does_not_exist_has_similar_names_and_the_way_for_delet
 ) -> None:
     await api.put("finetunejobs", {"metadata": {"name": "support-bot"}, "spec": {}})
     with pytest.raises(CliError, match='no FineTuneJob "suport-bot"') as error:
-        await records_by_name("suport-bot", connection, SharedStore())
+        await run_records("suport-bot", connection, SharedStore())
     assert error.value.fix == (
         "Did you mean support-bot? The run folder of a deleted job is still there: give it with --run URI."
     )

@@ -1,6 +1,5 @@
 """``finetune compare``: reads the records of several runs, compares them and prints the result."""
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,14 +12,13 @@ from finetune_operator.cli.connect.connection import Connection
 from finetune_operator.cli.connect.store import explained
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.output_file import refuse_existing, save
-from finetune_operator.cli.results.run_folder import existing_job
+from finetune_operator.cli.results.run_folder import folder_at, run_records
 from finetune_operator.cli.text import one_line
 from finetune_operator.results.comparison.compare import MOST_RUNS, compared
 from finetune_operator.results.comparison.model import Comparison
-from finetune_operator.results.reader import records_at, records_of_job
 from finetune_operator.results.records import RunRecords
 
-_RUN_FOLDER = re.compile(r"(gs://[^/]+|file://)/[^\0]+")
+_DELETED = "A deleted job is compared by the URI of its run folder (gs://... or file:///...)."
 
 
 def check_output(output: str, *, force: bool) -> None:
@@ -61,25 +59,12 @@ def needs_cluster(names: Sequence[str]) -> bool:
     if not 2 <= len(names) <= MOST_RUNS:
         raise typer.BadParameter(f"compare takes 2 to {MOST_RUNS} jobs or run folders, got {len(names)}.")
     for name in names:
-        if "://" in name and (not _RUN_FOLDER.fullmatch(name) or len(name) > 1024):
+        if "://" in name and folder_at(name) is None:
             raise typer.BadParameter(
                 f"{name[:128]!r} is not the URI of a run folder: gs://BUCKET/PATH or file:///PATH, as in "
                 "status.resolved.runFolder."
             )
     return not all("://" in name for name in names)
-
-
-async def run_records(name: str, connection: Connection | None, store: ObjectStore) -> RunRecords:
-    """Returns the records of a job by name, or of a run folder by URI, for which ``connection`` may be None.
-
-    Raises CliError and ClusterError.
-    """
-    with explained():
-        if "://" in name:
-            return await records_at(name, store)
-        assert connection is not None, "jobs are read from a cluster"
-        advice = "A deleted job is compared by the URI of its run folder (gs://... or file:///...)."
-        return await records_of_job(await existing_job(connection, name, advice), store)
 
 
 async def records_of(
@@ -92,7 +77,7 @@ async def records_of(
     by_folder: dict[str, RunRecords] = {}
     runs = []
     for name in names:
-        run = await run_records(name, connection, store)
+        run = await run_records(name, connection, store, advice=_DELETED)
         if run.run_folder is not None:
             if (other := by_folder.get(run.run_folder)) is not None:
                 raise _same_folder(other, run)

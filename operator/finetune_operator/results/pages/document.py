@@ -52,7 +52,9 @@ def render_text(
         values: what the template uses. A name that is missing is an error.
     """
     environment = _environment().overlay(
-        finalize=lambda value: one_line(value) if isinstance(value, str) and type(value) is not Markup else value
+        finalize=lambda value: (
+            one_line(value) if isinstance(value, str) and type(value) is not Markup else value
+        )
     )
     text = environment.get_template(template).render(one_line=one_line, **values)
     for line in text.removesuffix("\n").split("\n"):
