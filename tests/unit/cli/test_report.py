@@ -60,7 +60,7 @@ def test_a_finished_run_has_all_parts(folder: Path) -> None:
 
 
 def test_the_numbers_of_the_records_are_on_the_page(folder: Path) -> None:
-    found = page(write_records(folder))
+    found = page(write_records(folder, progress=progress().model_copy(update={"mfu": 0.4127})))
     for section, shown in (
         ("summary", "Steps 600 of 600"),
         ("summary", "Cost 2.40 USD"),
@@ -68,6 +68,8 @@ def test_the_numbers_of_the_records_are_on_the_page(folder: Path) -> None:
         ("answers", "Open Settings and choose Security."),
         ("training", "training loss: 600 values of nats per token, from 3 at step 1 to 0.005 at 600"),
         ("training", "500 ms (median), 95 % within 500 ms, the slowest 500 ms"),
+        ("training", "Trained tokens per second 2,000, 500 per chip"),
+        ("training", "MFU 41.27 % of the chips' published rate, in the last steps"),
         ("usage", "Train: training 10 min 00 s, 40 %"),
         ("usage", "Train: training 0.6667 1.333 USD"),
         ("usage", "Train: lost: steps that were repeated 20 s, 1 %"),
