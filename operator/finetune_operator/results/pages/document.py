@@ -21,7 +21,7 @@ _UNSAFE = re.compile(
 #: A tag in the template of a text: a style begins or ends, or BELOW.
 _TAG = re.compile(r"<([a-z /]+)>")
 
-#: Style of an empty text below which the rest of a line stands that is too long.
+#: Style of an empty text that marks the column at which the rest of a line begins that is too long.
 BELOW = "below/"
 
 type StyledText = tuple[str, str]
