@@ -196,10 +196,6 @@ class RunReader:
         """Returns the result of Preflight."""
         return await self._record(self._folder.preflight_report, PreflightOutcome)
 
-    async def export(self) -> ExportOutcome | None:
-        """Returns the result of Export."""
-        return await self._record(self._folder.export_manifest, ExportOutcome)
-
     async def first_samples(self, number: int) -> list[Sample]:
         """Returns the first samples of Evaluate, at most ``number``; the rest of their file is not read."""
         content = await self._store.read_part(self._folder.evaluation_samples, start=0, size=_FIRST_SAMPLES)
@@ -261,7 +257,7 @@ class RunReader:
         newest = sorted(attempts, key=lambda place: (place[0].order, *place[1:]))[-MOST_ATTEMPTS:]
         data, export = await asyncio.gather(
             self._record(self._folder.data_report, DataReport, _DATA_LIMIT),
-            self.export(),
+            self._record(self._folder.export_manifest, ExportOutcome),
         )
         manifests = {name: await self._manifest(name) for name in _EXPORTS if export}
         return {

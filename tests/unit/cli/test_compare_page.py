@@ -156,7 +156,7 @@ def test_the_page_has_every_line_of_the_text() -> None:
     comparison = two()
     shown = Page(comparison_page(comparison)).text
     lines = ["".join(text for text, _ in parts) for parts in comparison_lines(comparison, colors=True)]
-    lines = [line for line in lines if re.match("  [AB]     ", line)]
+    lines = [line for line in lines if re.match(r"  [AB]     \S+  [+-]", line)]
     differences = [re.sub(r"^.*?  ([+-].*)$", r"\1", line) for line in lines]
     assert len(differences) == 4
     assert [each for each in differences if " ".join(each.split()) not in shown] == []

@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pydantic import ValidationError
+
+from finetune_contract import ExportOutcome
 from finetune_operator.artifacts.port import ObjectStore, ObjectTooLarge
 from finetune_operator.cli import job_status, text
 from finetune_operator.cli.connect.options import ExportName
@@ -17,7 +20,6 @@ from finetune_operator.results.model_manifest import (
     ModelManifest,
     sha256_of,
 )
-from finetune_operator.results.reader import RunReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,16 +70,18 @@ def _of_status(run: JobRun, job: Object) -> Mapping[ExportName, str]:
 
 async def _of_record(run: JobRun, store: ObjectStore) -> Mapping[ExportName, str]:
     """Returns the digests of the exported folders that the run folder's own record names."""
-    reader = RunReader(run.folder, store)
+    uri = run.folder.export_manifest
     with explained():
-        outcome = await reader.export()
-    if reader.unreadable:
-        raise CliError(f"{run.folder.export_manifest} is not the record of an export.", fix=_again(run))
-    if outcome is None:
+        content = await store.read(uri)
+    if content is None:
         raise CliError(
             f"{run.folder.uri} holds no finished export: there is no export/{MANIFEST}.",
             fix="Check the URI: a run folder is …/NAMESPACE/JOB-UID, as `finetune status` shows it.",
         )
+    try:
+        outcome = ExportOutcome.model_validate_json(content)
+    except ValidationError as error:
+        raise CliError(f"{uri} is not the record of an export.", fix=_again(run)) from error
     names = {each.value: each for each in ExportName}
     # Copies at destinations have the same names and come later.
     return {names[each.name]: each.digest for each in reversed(outcome.artifacts) if each.name in names}
