@@ -1,8 +1,8 @@
 """Reads the records of runs, from jobs and from run folders, for commands.
 
 Tenants write run folders: every read is bounded, and a record that is unreadable is noted and left out. The operator
-observes the folder of a live job by readers of its own (``reconcile/run_folder.py``), which cache what is final and tell
-an absent file from a failing store.
+observes the folder of a live job by readers of its own (``reconcile/run_folder.py``), which cache what is final and
+tell an absent file from a failing store.
 """
 
 import asyncio
