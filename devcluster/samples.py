@@ -11,6 +11,7 @@ from pathlib import Path
 from google.auth.credentials import AnonymousCredentials
 from google.cloud import storage
 
+from devcluster.fixtures.chat_data import WORDINGS, write_data
 from devcluster.layout import ROOT, cache_dir
 
 FIXTURES = ROOT / "devcluster" / "fixtures"
@@ -24,6 +25,8 @@ class SampleFolder:
     uri: str
     make: Callable[[Path], None]
     """Fills the given folder."""
+    version: str = ""
+    """Part of the folder's name in the cache; changed when ``make`` writes something else."""
 
 
 def trainer_python() -> str:
@@ -43,7 +46,7 @@ def _tiny_model(folder: Path) -> None:
 
 
 def _capitals(folder: Path) -> None:
-    _run("chat_data.py", str(folder))
+    write_data(folder, wordings=len(WORDINGS))
 
 
 def _smollm2(folder: Path) -> None:
@@ -58,7 +61,9 @@ def _gsm8k(folder: Path) -> None:
 
 
 TINY_MODEL = SampleFolder(title="a tiny Qwen3", uri="gs://ft-models.invalid/tiny-qwen3", make=_tiny_model)
-CAPITALS = SampleFolder(title="questions about capitals", uri="gs://ft-data.invalid/capitals", make=_capitals)
+CAPITALS = SampleFolder(
+    title="questions about capitals", uri="gs://ft-data.invalid/capitals", make=_capitals, version="-2"
+)
 SMOLLM2 = SampleFolder(
     title="SmolLM2-135M-Instruct", uri="gs://ft-models.invalid/smollm2-135m-instruct", make=_smollm2
 )
@@ -67,7 +72,7 @@ GSM8K = SampleFolder(title="short rows of GSM8K", uri="gs://ft-data.invalid/gsm8
 
 def folder_of(item: SampleFolder) -> Path:
     """The sample's folder in the cache, made if it is missing. Processes may make the same one at the same time."""
-    folder = cache_dir() / "samples" / item.uri.removeprefix("gs://").replace("/", "-")
+    folder = cache_dir() / "samples" / f"{item.uri.removeprefix('gs://').replace('/', '-')}{item.version}"
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".unfinished-") as unfinished:

@@ -8,8 +8,8 @@ compile() { "$uv" pip compile --quiet --python-version 3.12 --generate-hashes --
 compile requirements/tools.in -o requirements/tools.txt
 compile requirements/build.in -o requirements/build.txt
 # Of the operator's image, and of the installation that docs/install-gke.md describes: all extras.
-compile pyproject.toml --extra operator --extra pages -o requirements/operator.txt
-compile pyproject.toml --extra operator --extra pages --group dev -o requirements/dev.txt
+compile pyproject.toml --extra operator -o requirements/operator.txt
+compile pyproject.toml --extra operator --group dev -o requirements/dev.txt
 compile tests/pages/requirements.in -c requirements/dev.txt -o tests/pages/requirements.txt
 compile trainer_image/requirements.in -o trainer_image/requirements.txt
 # maxtext and tunix declare dependencies that conflict with each other and are not imported by what we use.

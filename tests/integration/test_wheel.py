@@ -59,7 +59,9 @@ def test_the_wheel_requires_no_package_of_this_repository(wheel: Path) -> None:
         packages = {name.split("/")[0] for name in archive.namelist() if ".dist-info" not in name}
         pages = {name for name in archive.namelist() if "/pages/templates/" in name}
     assert packages == {"finetune_operator", "finetune_contract"}
-    assert {"document.html.j2", "style.css", "compare.html.j2"} <= {name.rpartition("/")[2] for name in pages}
+    assert {"document.html.j2", "style.css", "compare.html.j2", "compare.txt.j2"} <= {
+        name.rpartition("/")[2] for name in pages
+    }
     locked = {line.partition("==")[0] for line in LOCKED.read_text().splitlines() if line[:1].isalnum()}
     assert {Requirement(each).name for each in required} <= locked
 
@@ -72,16 +74,6 @@ def test_the_command_works_without_the_operator_s_packages(environment: Path) ->
         assert done.returncode == 0, done.stderr
     absent = run(environment / "venv/bin/python", "-c", "import kopf", cwd=environment)
     assert "No module named 'kopf'" in absent.stderr
-
-
-def test_the_command_names_the_extra_that_pages_need(environment: Path) -> None:
-    done = run(
-        environment / "venv/bin/finetune", "compare", "a", "b", "-o", "html=page.html", cwd=environment
-    )
-    assert done.returncode == 1
-    assert "HTML pages need jinja2, which is not installed." in done.stderr
-    assert "'FILE.whl[pages]'" in done.stderr
-    assert not (environment / "page.html").exists()
 
 
 def test_the_operator_names_the_extra_that_it_needs(environment: Path) -> None:

@@ -2,7 +2,6 @@
 
 import os
 from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
 
 from finetune_operator.cli.errors import CliError
@@ -27,12 +26,3 @@ def save(text: str, file: Path, *, force: bool) -> None:
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
-
-
-def require_pages() -> None:
-    """Raises CliError if the wheel is installed without its extra ``pages``."""
-    if find_spec("jinja2") is None:
-        raise CliError(
-            "HTML pages need jinja2, which is not installed.",
-            fix="Install the command with its extra pages, for example: uv tool install 'FILE.whl[pages]'",
-        )

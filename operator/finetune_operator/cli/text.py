@@ -29,6 +29,13 @@ def duration(seconds: float) -> str:
     return f"{whole // 86400} d {whole % 86400 // 3600} h"
 
 
+def step_time(seconds: float) -> str:
+    """Formats the time of a step with three digits: ``412 ms``, ``1.25 s``; a minute and more as a duration."""
+    if seconds < 1:
+        return f"{1000 * seconds:.3g} ms"
+    return f"{seconds:.3g} s" if seconds < 60 else duration(seconds)
+
+
 def instant(value: object) -> datetime | None:
     """Parses a Kubernetes timestamp; None for any other value."""
     if not isinstance(value, str):

@@ -1,12 +1,15 @@
-"""Reads the records of runs, from jobs and from run folders.
+"""Reads the records of runs, from jobs and from run folders, for commands.
 
-Tenants write run folders: every read is bounded, and a record that is unreadable is noted and left out.
+Tenants write run folders: every read is bounded, and a record that is unreadable is noted and left out. The operator
+observes the folder of a live job by readers of its own (``reconcile/run_folder.py``), which cache what is final and
+tell an absent file from a failing store.
 """
 
 import asyncio
 import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -55,6 +58,8 @@ _DATA_LIMIT = 8 * 2**20
 _LINES_LIMIT, _MOST_LINES = 64 * 2**20, 500_000
 #: Bytes of a line of the rows' measurements, of the answers, and of a step's measurements.
 _ROW_BYTES, _SAMPLE_BYTES, _METRICS_BYTES = 16 * 2**10, 2**20, 8 * 2**10
+#: Bytes of the samples of which only the first are shown.
+_FIRST_SAMPLES = 4 * 2**20
 #: Attempts whose records are read at the same time.
 _AT_ONCE = 16
 #: Names of exported folders.
@@ -190,6 +195,18 @@ class RunReader:
     async def preflight(self) -> PreflightOutcome | None:
         """Returns the result of Preflight."""
         return await self._record(self._folder.preflight_report, PreflightOutcome)
+
+    async def first_samples(self, number: int) -> list[Sample]:
+        """Returns the first samples of Evaluate, at most ``number``; the rest of their file is not read."""
+        content = await self._store.read_part(self._folder.evaluation_samples, start=0, size=_FIRST_SAMPLES)
+        samples: list[Sample] = []
+        for line in (content or b"").splitlines():
+            if len(samples) == number:
+                break
+            # The last line may be cut.
+            with suppress(ValidationError):
+                samples.append(Sample.model_validate_json(line))
+        return samples
 
     async def _last_request(self, attempts: Mapping[AttemptPlace, set[str]]) -> StageRequest | None:
         started = [place for place, kinds in attempts.items() if "request" in kinds and place[0] in _MEASURED]

@@ -4,6 +4,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, PlainValidator
+from pydantic.alias_generators import to_camel
 
 from finetune_contract import (
     DataReport,
@@ -93,6 +97,19 @@ class RunRecords:
         return self.evaluation is not None or bool(self.rows)
 
 
+class ResultPart(BaseModel):
+    """Base of what comparisons and reports show: immutable, camelCase in JSON, open for fields of later releases."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        alias_generator=to_camel,
+        validate_by_name=True,
+        validate_by_alias=True,
+        use_attribute_docstrings=True,
+        ser_json_inf_nan="strings",
+    )
+
+
 def lookup(document: object, *path: str) -> object:
     """Returns the value at ``path``; None if there is none, or if a part of the path is not a mapping."""
     for name in path:
@@ -102,16 +119,24 @@ def lookup(document: object, *path: str) -> object:
     return document
 
 
-def text_at(document: object, *path: str) -> str | None:
-    """Returns the text at ``path``, at most 1,024 characters of it; None if there is none."""
-    value = lookup(document, *path)
+def text_of(value: object) -> str | None:
+    """Returns a text, at most 1,024 characters of it; None for anything else, and for an empty one."""
     return value[:1024] if isinstance(value, str) and value else None
+
+
+def text_at(document: object, *path: str) -> str | None:
+    """Returns the text at ``path``, as :func:`text_of`."""
+    return text_of(lookup(document, *path))
+
+
+def whole_of(value: object) -> int | None:
+    """Returns a non-negative integer; None for anything else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63 else None
 
 
 def whole_at(document: object, *path: str) -> int | None:
     """Returns the non-negative integer at ``path``; None for anything else."""
-    value = lookup(document, *path)
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63 else None
+    return whole_of(lookup(document, *path))
 
 
 def decimal_at(document: object, *path: str) -> str | None:
@@ -121,8 +146,12 @@ def decimal_at(document: object, *path: str) -> str | None:
 
 
 def instant_at(document: object, *path: str) -> datetime | None:
-    """Returns the time at ``path``, in UTC; None for anything else, and for a time without zone."""
-    value = lookup(document, *path)
+    """Returns the time at ``path``, as :func:`instant_of`."""
+    return instant_of(lookup(document, *path))
+
+
+def instant_of(value: object) -> datetime | None:
+    """Returns a time in UTC; None for anything else, and for a time without zone."""
     try:
         found = datetime.fromisoformat(value) if isinstance(value, str) else None
         return found.astimezone(UTC) if found and found.tzinfo else None
@@ -134,3 +163,11 @@ def list_at(document: object, *path: str) -> Sequence[object]:
     """Returns the items of the list at ``path``; none for anything else."""
     value = lookup(document, *path)
     return value if isinstance(value, list) else ()
+
+
+Text = Annotated[str | None, PlainValidator(text_of)]
+"""A field that is read as :func:`text_at` reads it."""
+Whole = Annotated[int | None, PlainValidator(whole_of)]
+"""A field that is read as :func:`whole_at` reads it."""
+Instant = Annotated[datetime | None, PlainValidator(instant_of)]
+"""A field that is read as :func:`instant_at` reads it."""

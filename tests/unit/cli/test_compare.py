@@ -19,7 +19,9 @@ from finetune_operator.artifacts.shared_store import SharedStore
 from finetune_operator.cli.commands import app
 from finetune_operator.cli.connect.connection import Connection
 from finetune_operator.cli.errors import CliError
-from finetune_operator.cli.results.compare import comparison_of, print_comparison, records_of, run_records
+from finetune_operator.cli.results.compare import comparison_of, records_of
+from finetune_operator.cli.results.compare_text import print_comparison
+from finetune_operator.cli.results.run_folder import run_records
 from finetune_operator.results.records import RunRecords
 from tests import snapshots
 from tests.unit.cli.fake_api import FakeApi
@@ -280,7 +282,7 @@ async def test_a_job_that_does_not_exist_has_similar_names_and_the_way_for_delet
 ) -> None:
     await api.put("finetunejobs", {"metadata": {"name": "support-bot"}, "spec": {}})
     with pytest.raises(CliError, match='no FineTuneJob "suport-bot"') as error:
-        await run_records("suport-bot", connection, SharedStore())
+        await records_of(["suport-bot"], connection, SharedStore())
     assert error.value.fix.startswith("Did you mean support-bot? A deleted job is compared by the URI")
 
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from finetune_operator.cli.commands import app
 from finetune_operator.cli.results.compare_page import comparison_page
-from finetune_operator.cli.results.compare_view import comparison_lines
+from finetune_operator.cli.results.compare_text import comparison_lines
 from finetune_operator.results.comparison.compare import compared
 from finetune_operator.results.comparison.model import Comparison
 from finetune_operator.results.pages.document import clean
@@ -155,7 +155,8 @@ def test_the_page_has_every_line_of_the_text() -> None:
     """Apart from the parts that the page words in its own way: headings, jobs, answers, and arrows."""
     comparison = two()
     shown = Page(comparison_page(comparison)).text
-    lines = [line.text.plain for line in comparison_lines(comparison, colors=True) if line.hanging == 6]
+    lines = ["".join(text for text, _ in parts) for parts in comparison_lines(comparison, colors=True)]
+    lines = [line for line in lines if re.match(r"  [AB]     \S+  [+-]", line)]
     differences = [re.sub(r"^.*?  ([+-].*)$", r"\1", line) for line in lines]
     assert len(differences) == 4
     assert [each for each in differences if " ".join(each.split()) not in shown] == []
@@ -307,20 +308,7 @@ def test_a_place_that_cannot_be_written_is_an_error(folders: list[str], tmp_path
     assert done.stderr.startswith(f"Error: {tmp_path}/none/page.html: No such file or directory")
 
 
-def test_without_jinja2_one_line_names_the_extra(
-    folders: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("finetune_operator.cli.output_file.find_spec", lambda name: None)
-    done = compare(*folders, "-o", f"html={tmp_path}/page.html")
-    assert done.exit_code == 1
-    assert done.stderr.splitlines() == [
-        "Error: HTML pages need jinja2, which is not installed.",
-        "Fix:   Install the command with its extra pages, for example: uv tool install 'FILE.whl[pages]'",
-    ]
-    assert compare(*folders).exit_code == 0
-
-
-def test_text_and_json_do_not_load_jinja2(folders: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_does_not_load_jinja2(folders: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [each for each in sys.modules if each.partition(".")[0] == "jinja2"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "jinja2", None)

@@ -15,7 +15,8 @@ from finetune_operator.artifacts.shared_store import SharedStore
 from finetune_operator.cli.commands import app
 from finetune_operator.cli.connect.connection import Connection
 from finetune_operator.cli.errors import CliError
-from finetune_operator.cli.results.report import records_by_name, report_page
+from finetune_operator.cli.results.report import report_page
+from finetune_operator.cli.results.run_folder import run_records
 from tests.pages.hostile import HOSTILE
 from tests.pages.reports import report_hostile
 from tests.unit.cli.fake_api import FakeApi
@@ -59,7 +60,7 @@ def test_a_finished_run_has_all_parts(folder: Path) -> None:
 
 
 def test_the_numbers_of_the_records_are_on_the_page(folder: Path) -> None:
-    found = page(write_records(folder))
+    found = page(write_records(folder, progress=progress().model_copy(update={"mfu": 0.4127})))
     for section, shown in (
         ("summary", "Steps 600 of 600"),
         ("summary", "Cost 2.40 USD"),
@@ -67,6 +68,8 @@ def test_the_numbers_of_the_records_are_on_the_page(folder: Path) -> None:
         ("answers", "Open Settings and choose Security."),
         ("training", "training loss: 600 values of nats per token, from 3 at step 1 to 0.005 at 600"),
         ("training", "500 ms (median), 95 % within 500 ms, the slowest 500 ms"),
+        ("training", "Trained tokens per second 2,000, 500 per chip"),
+        ("training", "MFU 41.27 % of the chips' published rate, in the last steps"),
         ("usage", "Train: training 10 min 00 s, 40 %"),
         ("usage", "Train: training 0.6667 1.333 USD"),
         ("usage", "Train: lost: steps that were repeated 20 s, 1 %"),
@@ -112,7 +115,7 @@ async def test_a_job_in_any_phase_has_a_page(
     if resolved := (document.get("status") or {}).get("resolved"):
         resolved["runFolder"] = f"file://{tmp_path}/nothing-there"
     await api.put("finetunejobs", document)
-    records = await records_by_name("quickstart", connection, SharedStore())
+    records = await run_records("quickstart", connection, SharedStore(), whole=True)
     found = Page(report_page(reported(records)))
     assert found.unbalanced == []
     assert "missing" in found.sections
@@ -335,17 +338,10 @@ async def test_a_job_that_does_not_exist_has_similar_names_and_the_way_for_delet
 ) -> None:
     await api.put("finetunejobs", {"metadata": {"name": "support-bot"}, "spec": {}})
     with pytest.raises(CliError, match='no FineTuneJob "suport-bot"') as error:
-        await records_by_name("suport-bot", connection, SharedStore())
+        await run_records("suport-bot", connection, SharedStore())
     assert error.value.fix == (
         "Did you mean support-bot? The run folder of a deleted job is still there: give it with --run URI."
     )
-
-
-def test_without_the_extra_the_command_names_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("finetune_operator.cli.output_file.find_spec", lambda _name: None)
-    done = report("--run", write_records(folder))
-    assert done.exit_code == 1
-    assert "[pages]" in done.stderr
 
 
 def test_a_store_that_refuses_is_explained(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 
 from finetune_contract import RunFolder, Sample
 from finetune_operator.cli.commands import app
-from finetune_operator.cli.results import try_model
+from finetune_operator.results import reader
 from tests.unit.cli.exported import ADAPTER, FILES, write_run
 from tests.unit.cli.fake_transformers import FakeTransformers
 from tests.unit.comparison.runs import preflight, request
@@ -426,7 +426,7 @@ def test_samples_are_bounded_and_harmless(tmp_path: Path, monkeypatch: pytest.Mo
     assert not {"\x1b", "\x07", "\u202e"} & set(shown)
     assert max(map(len, shown.splitlines())) < 2100
     assert shown.count("Prompt:") == 5
-    monkeypatch.setattr(try_model, "_READ", 50)
+    monkeypatch.setattr(reader, "_FIRST_SAMPLES", 50)
     assert ask(run, "x").stdout == "", "a line that is cut is no sample"
 
 

@@ -1,4 +1,4 @@
-"""Samples in the cache: made once, whole, even if several processes make the same."""
+"""Samples: what the demo evaluates, and their cache, in which each is made once and whole."""
 
 from pathlib import Path
 from threading import Barrier, Thread
@@ -7,6 +7,7 @@ import pytest
 
 from devcluster import samples
 from devcluster.samples import SampleFolder, folder_of
+from finetune_operator.results.comparison.bootstrap import FEWEST_DIFFERING, FEWEST_ROWS
 
 
 def test_processes_that_make_a_sample_at_the_same_time_all_get_it(
@@ -44,3 +45,12 @@ def test_a_sample_that_could_not_be_made_leaves_nothing(
     with pytest.raises(OSError, match="no space"):
         folder_of(SampleFolder(title="a sample", uri="gs://bucket.invalid/sample", make=make))
     assert list((tmp_path / "samples").iterdir()) == []
+
+
+def test_the_demo_evaluates_enough_different_rows_for_its_report_to_show_that_the_difference_is_real(
+    tmp_path: Path,
+) -> None:
+    samples.CAPITALS.make(tmp_path)
+    rows = (tmp_path / "eval.jsonl").read_text().splitlines()
+    assert len(rows) == 64
+    assert len(set(rows)) >= 24 > FEWEST_ROWS > FEWEST_DIFFERING

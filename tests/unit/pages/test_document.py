@@ -11,18 +11,20 @@ from jinja2.sandbox import SecurityError
 from markupsafe import Markup
 
 from finetune_operator.results.pages import document
-from finetune_operator.results.pages.document import CONTENT_POLICY, clean, render
+from finetune_operator.results.pages.document import BELOW, CONTENT_POLICY, clean, render, render_text
 
 TEMPLATES = Path(document.__file__).parent / "templates"
 PAGE = """{% extends "document.html.j2" %}{% block title %}{{ name }}{% endblock %}
 {% block content %}<h1 title="{{ name }}">{{ name }}</h1>{{ chart }}{% endblock %}"""
 
+TEXT = "<bold>{{ name }}  <below/>is</bold> a name\n{{ one_line(name) }}\n"
+
 
 @pytest.fixture
 def page(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A template ``page`` beside those of the package."""
+    """Templates ``page`` and ``text`` beside those of the package."""
     environment = document._environment()
-    loader = jinja2.ChoiceLoader([environment.loader, jinja2.DictLoader({"page": PAGE})])  # type: ignore[list-item]
+    loader = jinja2.ChoiceLoader([environment.loader, jinja2.DictLoader({"page": PAGE, "text": TEXT})])  # type: ignore[list-item]
     monkeypatch.setattr(environment, "loader", loader)
     environment.cache.clear()  # type: ignore[union-attr]
     yield
@@ -107,3 +109,12 @@ def test_templates_turn_no_text_into_markup() -> None:
 def test_clean_keeps_what_is_written_in_any_language() -> None:
     kept = "Grüße, 你好, مرحبا, नमस्ते, 👩\u200d💻, a\u00a0b\n\tc"
     assert clean(kept) == kept
+
+
+@pytest.mark.usefixtures("page")
+def test_what_looks_like_a_style_in_a_text_s_values_is_words() -> None:
+    name = "a\n<red>b</red> & &lt;"
+    assert list(render_text("text", lambda text: " ".join(text.split()), name=name)) == [
+        [("a <red>b</red> & &lt;  ", "bold"), ("", BELOW), ("is", "bold"), (" a name", "")],
+        [("a <red>b</red> & &lt;", "")],
+    ]

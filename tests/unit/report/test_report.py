@@ -1,6 +1,5 @@
 """The report as data: what each part shows of the records, and of records that are missing or hostile."""
 
-import dataclasses
 import json
 from array import array
 from typing import Any
@@ -424,7 +423,7 @@ def test_names_and_texts_of_records_are_bounded() -> None:
         unreadable=(),
     )
     report = reported(records)
-    assert len(str(dataclasses.asdict(report))) < 200_000 + len(str(report.loss)) * 6
+    assert len(str(report.model_dump())) < 200_000 + len(str(report.loss)) * 6
     assert report.written == NOW
 
 

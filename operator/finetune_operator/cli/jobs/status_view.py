@@ -65,6 +65,7 @@ def _details(job: Object, status: Object, now: datetime) -> Iterator[Row]:
         problem = problem_text(status)
         yield "Problem", _once(problem, problem.partition(": ")[2], status), "yellow"
     yield "Attempts", attempts_text(status), ""
+    yield "Speed", _speed(status.get("progress") or {}, resolved), ""
     if status.get("phase") not in {"Succeeded", "Failed"}:
         yield "Memory", _memory(resolved.get("memory") or {}), ""
         yield "Estimate", _estimate(expected), ""
@@ -121,6 +122,21 @@ def attempts_text(status: Object) -> str:
         if attempts.get(key)
     ]
     return f"{attempts.get('total')} ({', '.join(parts)})" if parts else ""
+
+
+def _speed(progress: Object, resolved: Object) -> str:
+    """Returns step time, trained tokens per second and chip, and MFU of the last steps, as far as they are known."""
+    times, rate = progress.get("stepTimeMilliseconds") or {}, progress.get("tokensPerSecond")
+    chips, mfu = (resolved.get("resources") or {}).get("chips"), progress.get("mfuPercent")
+    parts = []
+    if times.get("p50") and times.get("p95"):
+        median, most = (text.step_time(times[name] / 1000) for name in ("p50", "p95"))
+        parts.append(f"step {median} (p50), {most} (p95)")
+    if rate and chips:
+        parts.append(f"{text.count(float(rate) / chips)} trained tokens/s per chip")
+    if mfu:
+        parts.append(f"MFU {text.number(mfu, 1)} %")
+    return ", ".join(parts)
 
 
 def _memory(memory: Object) -> str:

@@ -83,13 +83,11 @@ def report(
 ) -> None:
     """Write one HTML page about a job, in any state: curves, time and cost, data, answers, attempts, files."""
     from finetune_operator.cli.connect.store import caller_store
-    from finetune_operator.cli.output_file import refuse_existing, require_pages
+    from finetune_operator.cli.output_file import refuse_existing
+    from finetune_operator.cli.results.report import STDOUT, file_of, read_report, report_page, write_page
     from finetune_operator.cli.results.run_folder import require_one
 
     require_one(name, run)
-    require_pages()
-    from finetune_operator.cli.results.report import STDOUT, file_of, read_report, report_page, write_page
-
     file = output or file_of(name, run)
     if file != STDOUT and not force:
         refuse_existing(file)

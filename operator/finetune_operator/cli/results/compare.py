@@ -1,37 +1,30 @@
 """``finetune compare``: reads the records of several runs, compares them and prints the result."""
 
-import json
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import typer
 from rich.console import Console
-from rich.text import Text
 
 from finetune_operator.artifacts.port import ObjectStore
 from finetune_operator.cli.app import echo
 from finetune_operator.cli.connect.connection import Connection
 from finetune_operator.cli.connect.store import explained
 from finetune_operator.cli.errors import CliError
-from finetune_operator.cli.results.compare_view import Line, comparison_lines
-from finetune_operator.cli.results.run_folder import existing_job
+from finetune_operator.cli.output_file import refuse_existing, save
+from finetune_operator.cli.results.run_folder import folder_at, run_records
 from finetune_operator.cli.text import one_line
 from finetune_operator.results.comparison.compare import MOST_RUNS, compared
 from finetune_operator.results.comparison.model import Comparison
-from finetune_operator.results.reader import records_at, records_of_job
 from finetune_operator.results.records import RunRecords
 
-#: Columns that a continued line has at least, however far it is indented.
-_NARROWEST = 20
-_RUN_FOLDER = re.compile(r"(gs://[^/]+|file://)/[^\0]+")
+_DELETED = "A deleted job is compared by the URI of its run folder (gs://... or file:///...)."
 
 
 def check_output(output: str, *, force: bool) -> None:
     """Checks ``text``, ``json`` or ``html=FILE``, before anything is read.
 
-    Raises BadParameter for anything else, and CliError if the file exists and ``force`` is false, or if the packages
-    for pages are not installed.
+    Raises BadParameter for anything else, and CliError if the file exists and ``force`` is false.
     """
     if output in ("text", "json"):
         return
@@ -40,9 +33,6 @@ def check_output(output: str, *, force: bool) -> None:
         raise typer.BadParameter(
             f"{output[:128]!r} is not one of 'text', 'json', 'html=FILE'.", param_hint="--output"
         )
-    from finetune_operator.cli.output_file import refuse_existing, require_pages
-
-    require_pages()
     if not force:
         refuse_existing(Path(file))
 
@@ -50,12 +40,13 @@ def check_output(output: str, *, force: bool) -> None:
 def show_comparison(comparison: Comparison, output: str, *, force: bool) -> None:
     """Prints the comparison, or writes its page and prints the file's name. Raises CliError."""
     if output == "text":
+        from finetune_operator.cli.results.compare_text import print_comparison
+
         print_comparison(comparison, Console())
     elif output == "json":
         # In ASCII, since its texts come from run folders.
-        echo(json.dumps(json.loads(comparison.model_dump_json(by_alias=True)), indent=2))
+        echo(comparison.model_dump_json(by_alias=True, indent=2, ensure_ascii=True))
     else:
-        from finetune_operator.cli.output_file import save
         from finetune_operator.cli.results.compare_page import comparison_page
 
         file = output.partition("=")[2]
@@ -68,25 +59,12 @@ def needs_cluster(names: Sequence[str]) -> bool:
     if not 2 <= len(names) <= MOST_RUNS:
         raise typer.BadParameter(f"compare takes 2 to {MOST_RUNS} jobs or run folders, got {len(names)}.")
     for name in names:
-        if "://" in name and (not _RUN_FOLDER.fullmatch(name) or len(name) > 1024):
+        if "://" in name and folder_at(name) is None:
             raise typer.BadParameter(
                 f"{name[:128]!r} is not the URI of a run folder: gs://BUCKET/PATH or file:///PATH, as in "
                 "status.resolved.runFolder."
             )
     return not all("://" in name for name in names)
-
-
-async def run_records(name: str, connection: Connection | None, store: ObjectStore) -> RunRecords:
-    """Returns the records of a job by name, or of a run folder by URI, for which ``connection`` may be None.
-
-    Raises CliError and ClusterError.
-    """
-    with explained():
-        if "://" in name:
-            return await records_at(name, store)
-        assert connection is not None, "jobs are read from a cluster"
-        advice = "A deleted job is compared by the URI of its run folder (gs://... or file:///...)."
-        return await records_of_job(await existing_job(connection, name, advice), store)
 
 
 async def records_of(
@@ -99,7 +77,7 @@ async def records_of(
     by_folder: dict[str, RunRecords] = {}
     runs = []
     for name in names:
-        run = await run_records(name, connection, store)
+        run = await run_records(name, connection, store, advice=_DELETED)
         if run.run_folder is not None:
             if (other := by_folder.get(run.run_folder)) is not None:
                 raise _same_folder(other, run)
@@ -124,22 +102,3 @@ def comparison_of(runs: Sequence[RunRecords], *, common: bool, samples: int) -> 
     """Returns the comparison. Raises CliError if the runs were evaluated on different rows."""
     with explained():
         return compared(runs, common=common, samples=samples)
-
-
-def print_comparison(comparison: Comparison, console: Console) -> None:
-    """Prints the comparison, wrapped to the width of a terminal; in a pipe, lines are as long as they are."""
-    colors = console.is_terminal and console.color_system is not None and not console.no_color
-    width = console.width if console.is_terminal else None
-    for line in comparison_lines(comparison, colors=colors):
-        for text in _wrapped(line, width, console):
-            console.print(text, soft_wrap=True)
-
-
-def _wrapped(line: Line, width: int | None, console: Console) -> Iterator[Text]:
-    if width is None or line.indent + line.text.cell_len <= width:
-        yield Text(" " * line.indent) + line.text
-        return
-    inner = max(_NARROWEST, width - line.indent - line.hanging)
-    for number, part in enumerate(line.text.wrap(console, inner, overflow="fold")):
-        part.rstrip()
-        yield Text(" " * (line.indent + (line.hanging if number else 0))) + part

@@ -4,9 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from markupsafe import Markup
 
-from finetune_operator.cli.results.compare_view import (
-    NOT_SET,
-    UNKNOWN,
+from finetune_operator.cli.results.wording import (
     about_text,
     contrast_text,
     costs_and_times,
@@ -17,7 +15,6 @@ from finetune_operator.results.comparison.model import (
     ChangeKind,
     ComparedJob,
     Comparison,
-    Contrast,
     JobAnswer,
     MetricComparison,
     Verdict,
@@ -41,26 +38,29 @@ def comparison_page(comparison: Comparison) -> str:
     """Returns the comparison as HTML, equal for equal comparisons."""
     return render(
         "compare.html.j2",
-        comparison=comparison,
-        settings=[(each.path, each.values) for each in comparison.configuration],
-        costs=costs_and_times(comparison.jobs),
+        **values_of(comparison),
         curve=_curve(comparison.jobs),
-        not_set=NOT_SET,
-        unknown=UNKNOWN,
         tones=TONES,
-        about=about_text,
         chart=_chart,
-        count=count,
-        equal=_equal,
-        number=number,
-        value=value_text,
-        words=contrast_words,
+        words=contrast_text,
     )
 
 
-def contrast_words(contrast: Contrast, other: str, rows: int | None) -> str:
-    """Returns a difference with its interval and verdict, as :func:`contrast_text`, without styles."""
-    return " ".join(contrast_text(contrast, other, rows).plain.split())
+def values_of(comparison: Comparison) -> Mapping[str, object]:
+    """Returns what both templates of a comparison use."""
+    return {
+        "comparison": comparison,
+        "settings": [(each.path, each.values) for each in comparison.configuration],
+        "costs": costs_and_times(comparison.jobs),
+        # In place of a setting, and of a cost or time, that a job does not have.
+        "not_set": "not set",
+        "unknown": "unknown",
+        "about": about_text,
+        "count": count,
+        "equal": _equal,
+        "number": number,
+        "value": value_text,
+    }
 
 
 def _chart(metric: MetricComparison) -> Markup:

@@ -10,18 +10,14 @@ from markupsafe import Markup
 
 from finetune_operator.artifacts.port import ObjectStore
 from finetune_operator.cli import text
-from finetune_operator.cli.connect.connection import Connection
 from finetune_operator.cli.connect.options import ClusterOptions
-from finetune_operator.cli.connect.store import explained
 from finetune_operator.cli.output_file import save
-from finetune_operator.cli.results.compare_page import TONES, contrast_words
-from finetune_operator.cli.results.compare_view import about_text, seconds_text, value_text
-from finetune_operator.cli.results.run_folder import existing_job, run_at
+from finetune_operator.cli.results.compare_page import TONES
+from finetune_operator.cli.results.run_folder import run_at, run_records
+from finetune_operator.cli.results.wording import about_text, contrast_text, value_text
 from finetune_operator.results.pages.axis import number_text
 from finetune_operator.results.pages.chart import line_chart
 from finetune_operator.results.pages.document import render
-from finetune_operator.results.reader import records_at, records_of_job
-from finetune_operator.results.records import RunRecords
 from finetune_operator.results.report.build import report_of
 from finetune_operator.results.report.model import MetricCurve, Report, TimeAndCost
 
@@ -36,18 +32,12 @@ def read_report(name: str | None, uri: str | None, cluster: ClusterOptions, stor
         BadParameter: the URI is none of a run folder.
         CliError: there is no such job or folder, or cluster or store do not return it.
     """
-    with explained():
-        if name is None:
-            assert uri is not None, "one of them is given"
-            records = asyncio.run(records_at(run_at(uri).folder.uri, store, whole=True))
-        else:
-            records = cluster.run(lambda connection: records_by_name(name, connection, store))
+    if name is None:
+        assert uri is not None, "one of them is given"
+        records = asyncio.run(run_records(run_at(uri).folder.uri, None, store, whole=True))
+    else:
+        records = cluster.run(lambda connection: run_records(name, connection, store, whole=True))
     return report_of(records, datetime.now(UTC))
-
-
-async def records_by_name(name: str, connection: Connection, store: ObjectStore) -> RunRecords:
-    """Returns the records of a live job. Raises CliError, ClusterError and StorageError."""
-    return await records_of_job(await existing_job(connection, name), store, whole=True)
 
 
 def file_of(name: str | None, uri: str | None) -> Path:
@@ -78,8 +68,8 @@ def report_page(report: Report) -> str:
         number=number_text,
         value=value_text,
         about=about_text,
-        words=contrast_words,
-        seconds=seconds_text,
+        words=contrast_text,
+        seconds=text.step_time,
         money=money,
         times=_time_rows,
         lengths=lambda details: [

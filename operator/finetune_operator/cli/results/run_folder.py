@@ -10,11 +10,15 @@ import typer
 
 from finetune_contract import RunFolder
 from finetune_operator.api.uris import is_storage_uri
+from finetune_operator.artifacts.port import ObjectStore
 from finetune_operator.cli import job_status, text
 from finetune_operator.cli.connect.connection import Connection
 from finetune_operator.cli.connect.options import ClusterOptions
+from finetune_operator.cli.connect.store import explained
 from finetune_operator.cli.errors import CliError
 from finetune_operator.objects import Object
+from finetune_operator.results.reader import records_at, records_of_job
+from finetune_operator.results.records import RunRecords
 
 _DELETED = "The run folder of a deleted job is still there: give it with --run URI."
 
@@ -72,7 +76,7 @@ def run_of(job: Object) -> JobRun:
             f"{name} has no run folder yet.",
             fix=f"`finetune status {name}` shows what it waits for, or why it failed.",
         )
-    folder = _folder(str(uri))
+    folder = folder_at(str(uri))
     if folder is None:
         raise CliError(
             f"The status of {name} names {text.one_line(uri)[:200]!r} as its run folder, which is no URI."
@@ -82,8 +86,8 @@ def run_of(job: Object) -> JobRun:
 
 def run_at(uri: str) -> JobRun:
     """Returns the run at a URI. Raises BadParameter if it is none."""
-    folder = _folder(uri)
-    if folder is None or folder.uri.count("/") < 3:
+    folder = folder_at(uri)
+    if folder is None:
         raise typer.BadParameter(
             f"--run {text.one_line(uri)[:200]!r} is not a run folder: expected gs://BUCKET/FOLDER or file:///FOLDER, "
             "as `finetune status` shows it."
@@ -91,5 +95,35 @@ def run_at(uri: str) -> JobRun:
     return JobRun(name=folder.uri.rpartition("/")[2], folder=folder)
 
 
-def _folder(uri: str) -> RunFolder | None:
-    return RunFolder(uri.rstrip("/")) if is_storage_uri(uri.rstrip("/")) else None
+def folder_at(uri: str) -> RunFolder | None:
+    """Returns the run folder at a URI; None if it is not the URI of a folder in a bucket or on a disk."""
+    folder = RunFolder(uri.rstrip("/"))
+    return folder if is_storage_uri(folder.uri) and folder.uri.count("/") >= 3 else None
+
+
+async def run_records(
+    name: str,
+    connection: Connection | None,
+    store: ObjectStore,
+    *,
+    whole: bool = False,
+    advice: str = _DELETED,
+) -> RunRecords:
+    """Returns the records of a job by name, or of a run folder by URI, for which ``connection`` may be None.
+
+    Args:
+        name: the job's name, or the URI of a run folder.
+        connection: the cluster that has the job.
+        store: object store, with the caller's credentials.
+        whole: whether to read also what only reports show.
+        advice: how to name a deleted job instead.
+
+    Raises:
+        CliError: there is no such job or folder, or the store does not return it.
+        ClusterError: the cluster does not return the job.
+    """
+    with explained():
+        if "://" in name:
+            return await records_at(name, store, whole=whole)
+        assert connection is not None, "jobs are read from a cluster"
+        return await records_of_job(await existing_job(connection, name, advice), store, whole=whole)

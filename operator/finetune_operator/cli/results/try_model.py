@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from pydantic import ValidationError
 from rich.console import Console
 
 from finetune_contract import Sample
-from finetune_operator.artifacts.port import ObjectStore, StorageError
+from finetune_operator.artifacts.port import StorageError
 from finetune_operator.cli import text
 from finetune_operator.cli.connect.options import ExportName
 from finetune_operator.cli.connect.store import caller_store, explained, explanation
@@ -32,8 +31,7 @@ _ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 #: A commit; libraries would use any other text as a part of paths.
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-#: Bytes of the file that are read, and samples and characters of each text that are shown.
-_READ = 4 * 2**20
+#: Samples, and characters of each text, that are shown.
 _SHOWN = 5
 _CHARACTERS = 2000
 _LABELS = {"prompt": "Prompt", "baseline": "Base model", "tuned": "Tuned model", "reference": "Reference"}
@@ -85,7 +83,8 @@ def try_model(
 
 def show_samples(run: JobRun, write: Callable[[str], None]) -> None:
     """Prints the samples that Evaluate has recorded. Raises CliError if there are none, or they cannot be read."""
-    samples = asyncio.run(recorded_samples(run, caller_store()))
+    with explained():
+        samples = asyncio.run(RunReader(run.folder, caller_store()).first_samples(_SHOWN))
     if not samples:
         raise CliError(
             f"{run.name} has no recorded answers.",
@@ -151,21 +150,6 @@ def _downloaded(exported: ExportedFolder, folder: Path, base: str | None) -> Dow
     if base is not None and Path(base).is_dir():
         base = str(Path(base).absolute())
     return DownloadedModel(folder=folder, base=base or adapter.repository, adapter=adapter)
-
-
-async def recorded_samples(run: JobRun, store: ObjectStore) -> list[Sample]:
-    """Returns the first recorded samples; empty if there are none. Lines that are no samples are left out."""
-    with explained():
-        content = await store.read_part(run.folder.evaluation_samples, start=0, size=_READ)
-    found: list[Sample] = []
-    for line in (content or b"").splitlines():
-        if len(found) == _SHOWN:
-            break
-        try:
-            found.append(Sample.model_validate_json(line))
-        except ValidationError:
-            continue
-    return found
 
 
 def sample_lines(samples: Sequence[Sample], uri: str) -> Iterator[str]:

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, WithJsonSchema
-from pydantic.alias_generators import to_camel
+from pydantic import WithJsonSchema
+
+from finetune_operator.results.records import ResultPart
 
 Measurement = Annotated[
     float, WithJsonSchema({"anyOf": [{"type": "number"}, {"enum": ["NaN", "Infinity", "-Infinity"]}]})
@@ -48,20 +49,7 @@ class Direction(StrEnum):
     UNKNOWN = "Unknown"
 
 
-class ComparisonPart(BaseModel):
-    """Base of all parts: immutable, camelCase in JSON, open for fields of later releases."""
-
-    model_config = ConfigDict(
-        frozen=True,
-        alias_generator=to_camel,
-        validate_by_name=True,
-        validate_by_alias=True,
-        use_attribute_docstrings=True,
-        ser_json_inf_nan="strings",
-    )
-
-
-class Contrast(ComparisonPart):
+class Contrast(ResultPart):
     """The difference of one model's mean from another's, on the same rows."""
 
     verdict: Verdict
@@ -78,7 +66,7 @@ class Contrast(ComparisonPart):
     otherwise."""
 
 
-class MetricValue(ComparisonPart):
+class MetricValue(ResultPart):
     """A metric of one job."""
 
     job: str
@@ -93,7 +81,7 @@ class MetricValue(ComparisonPart):
     """Difference of the tuned model from its base model. Null where either is not measured."""
 
 
-class MetricComparison(ComparisonPart):
+class MetricComparison(ResultPart):
     """One metric of all jobs."""
 
     name: str
@@ -110,7 +98,7 @@ class MetricComparison(ComparisonPart):
     """One entry for each evaluated job."""
 
 
-class SetRows(ComparisonPart):
+class SetRows(ResultPart):
     """Rows of one validation set, dataset or benchmark."""
 
     kind: Literal["Validation", "Dataset", "Benchmark"]
@@ -135,7 +123,7 @@ class ChangeKind(StrEnum):
     """In the other answer alone."""
 
 
-class Change(ComparisonPart):
+class Change(ResultPart):
     """Consecutive words of two answers."""
 
     kind: ChangeKind
@@ -144,7 +132,7 @@ class Change(ComparisonPart):
     """The words, with the space after them."""
 
 
-class JobAnswer(ComparisonPart):
+class JobAnswer(ResultPart):
     """The answer of one job's tuned model."""
 
     job: str
@@ -155,7 +143,7 @@ class JobAnswer(ComparisonPart):
     """Differences from job A's answer. Null for A, and for answers that are too long to compare."""
 
 
-class AnswerComparison(ComparisonPart):
+class AnswerComparison(ResultPart):
     """The answers to one prompt."""
 
     dataset: str | None
@@ -170,7 +158,7 @@ class AnswerComparison(ComparisonPart):
     """One answer for each job, job A's first."""
 
 
-class AnswersCompared(ComparisonPart):
+class AnswersCompared(ResultPart):
     """Answers to the prompts that all jobs have."""
 
     jobs: Sequence[str]
@@ -183,7 +171,7 @@ class AnswersCompared(ComparisonPart):
     """The first prompts with different answers."""
 
 
-class SettingDifference(ComparisonPart):
+class SettingDifference(ResultPart):
     """A setting that is not equal in all jobs."""
 
     path: str
@@ -192,7 +180,7 @@ class SettingDifference(ComparisonPart):
     """Value by label of the job. Null if it is not set."""
 
 
-class ComparedModel(ComparisonPart):
+class ComparedModel(ResultPart):
     """The model that a job starts from."""
 
     source: str
@@ -207,7 +195,7 @@ class ComparedModel(ComparisonPart):
     """Number of parameters."""
 
 
-class Throughput(ComparisonPart):
+class Throughput(ResultPart):
     """Speed and memory of a training. What is unknown is null."""
 
     median_step_seconds: float | None
@@ -228,7 +216,7 @@ class Throughput(ComparisonPart):
     """Number of programs that were compiled."""
 
 
-class ComparedJob(ComparisonPart):
+class ComparedJob(ResultPart):
     """What the records of one job show. Null and absent values are unknown."""
 
     label: str
@@ -273,7 +261,7 @@ class ComparedJob(ComparisonPart):
     """What is missing for the comparison and how to get it, or what is unreadable, as sentences."""
 
 
-class Comparison(ComparisonPart):
+class Comparison(ResultPart):
     """Two or more jobs; job A is the reference."""
 
     kind: Literal["Comparison"] = "Comparison"

@@ -1,6 +1,8 @@
 """Renders templates of this package. Every text is escaped: those of records are written by tenants."""
 
+import html
 import re
+from collections.abc import Callable, Iterator
 from functools import cache
 
 from jinja2 import PackageLoader, StrictUndefined
@@ -16,6 +18,14 @@ CONTENT_POLICY = (
 _UNSAFE = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]"
 )
+#: A tag in the template of a text: a style begins or ends, or BELOW.
+_TAG = re.compile(r"<([a-z /]+)>")
+
+#: Style of an empty text that marks the column at which the rest of a line begins that is too long.
+BELOW = "below/"
+
+type StyledText = tuple[str, str]
+"""A text and its style, as the template names it."""
 
 
 def render(template: str, /, **values: object) -> str:
@@ -29,6 +39,34 @@ def render(template: str, /, **values: object) -> str:
     """
     text: str = _environment().get_template(template).render(content_policy=CONTENT_POLICY, **values)
     return text
+
+
+def render_text(
+    template: str, /, one_line: Callable[[str], str], **values: object
+) -> Iterator[list[StyledText]]:
+    """Yields the lines of a text, each as its parts.
+
+    Args:
+        template: name of a template of this package, for example ``compare.txt.j2``.
+        one_line: makes one line of printable characters of every text that is inserted; the template uses it, too.
+        values: what the template uses. A name that is missing is an error.
+    """
+    environment = _environment().overlay(
+        finalize=lambda value: (
+            one_line(value) if isinstance(value, str) and type(value) is not Markup else value
+        )
+    )
+    text = environment.get_template(template).render(one_line=one_line, **values)
+    for line in text.removesuffix("\n").split("\n"):
+        parts, style = list[StyledText](), ""
+        for number, part in enumerate(_TAG.split(line)):
+            if not number % 2:
+                parts.append((html.unescape(part), style))
+            elif part == BELOW:
+                parts.append(("", part))
+            else:
+                style = "" if part.startswith("/") else part
+        yield [each for each in parts if any(each)]
 
 
 def part(macro: str, /, *values: object) -> Markup:

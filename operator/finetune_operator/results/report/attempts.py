@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from operator import itemgetter
 
 from finetune_contract import ExitCode, Failure, FailureClass, Outcome, Stage, TrainOutcome
@@ -106,11 +105,8 @@ def _attempt(records: AttemptRecords, entry: Object, *, runs: bool) -> AttemptRe
 def _eviction(stage: Stage, number: int, entry: Object) -> AttemptReport:
     """Returns a run of an attempt that a queue has ended, or an attempt whose JobSet is not known."""
     evicted = text_at(entry, "class") == FailureClass.QUOTA
-    return replace(
-        _attempt(AttemptRecords(stage=stage, number=number), entry, runs=False),
-        name=f"{stage}, attempt {number}",
-        outcome="Evicted" if evicted else _ended(entry),
-    )
+    shown = {"name": f"{stage}, attempt {number}", "outcome": "Evicted" if evicted else _ended(entry)}
+    return _attempt(AttemptRecords(stage=stage, number=number), entry, runs=False).model_copy(update=shown)
 
 
 def _outcome(records: AttemptRecords, entry: Object, *, runs: bool) -> str:

@@ -1,12 +1,12 @@
 """Builds a report from the records of one run. Pure."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from datetime import datetime
 
 from finetune_contract import Stage
 from finetune_operator.results.comparison.jobs import compared_job, without_evaluation
 from finetune_operator.results.records import (
+    ResultPart,
     RunRecords,
     decimal_at,
     instant_at,
@@ -54,8 +54,8 @@ def report_of(run: RunRecords, written: datetime) -> Report:
         slice=", ".join(part for part in where if part) or None,
         steps=job.steps if job.steps is not None else whole_at(status, "progress", "step"),
         total_steps=job.total_steps if job.total_steps is not None else total_steps,
-        waiting=_waiting(run),
-        failure=_failure(run),
+        waiting=_with_reason(Waiting, run, "waiting"),
+        failure=_with_reason(FailureReport, run, "failure"),
         stages=stages,
         usage=usage(run, stages, written),
         loss=loss_curve(run),
@@ -68,7 +68,7 @@ def report_of(run: RunRecords, written: datetime) -> Report:
         files=files(run),
         unreadable=list(_unreadable(run)),
     )
-    return replace(report, missing=list(_missing(report, run)))
+    return report.model_copy(update={"missing": list(_missing(report, run))})
 
 
 def _labels(run: RunRecords) -> Mapping[str, str]:
@@ -77,31 +77,10 @@ def _labels(run: RunRecords) -> Mapping[str, str]:
     return {str(name)[:317]: str(value)[:63] for name, value in shown}
 
 
-def _waiting(run: RunRecords) -> Waiting | None:
-    waiting = lookup(run.status, "waiting")
-    reason = text_at(waiting, "reason")
-    if reason is None:
-        return None
-    message, since = text_at(waiting, "message") or "", instant_at(waiting, "since")
-    return Waiting(reason=reason, message=message, since=since)
-
-
-def _failure(run: RunRecords) -> FailureReport | None:
-    failure = lookup(run.status, "failure")
-    reason = text_at(failure, "reason")
-    if reason is None:
-        return None
-    evidence = lookup(failure, "evidence")
-    return FailureReport(
-        reason=reason,
-        failure_class=text_at(failure, "class"),
-        stage=text_at(failure, "stage"),
-        attempt=whole_at(failure, "attempt"),
-        message=text_at(failure, "message") or "",
-        suggestion=text_at(failure, "suggestion"),
-        evidence=evidence[:8192] if isinstance(evidence, str) and evidence else None,
-        logs=text_at(failure, "logsURI"),
-    )
+def _with_reason[P: ResultPart](part: type[P], run: RunRecords, name: str) -> P | None:
+    """Returns a part of the status; None if it has no reason, as nothing waits or has failed."""
+    document = lookup(run.status, name)
+    return part.model_validate(document) if text_at(document, "reason") else None
 
 
 def _stages(run: RunRecords, written: datetime) -> Iterator[StageReport]:

@@ -4,48 +4,51 @@ Texts are of bounded length, and may contain anything: a page must escape them.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field, PlainValidator
 
 from finetune_contract import Artifact, BenchmarkReport, DataReport, GateOutcome, Sample
 from finetune_operator.results.comparison.model import Change, ComparedJob, MetricComparison
 from finetune_operator.results.model_manifest import ManifestFile
 from finetune_operator.results.pages.series import Series
+from finetune_operator.results.records import Instant, ResultPart, Text, Whole
 
+#: Characters of the end of a log.
+_LONGEST_LOG = 8192
 #: The largest integer that is shown. Records have smaller ones, unless they are forged.
 _MOST = 2**63 - 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
-    """Why a job waits."""
-
-    reason: str
-    message: str
-    since: datetime | None
+def _log(value: object) -> str | None:
+    return value[:_LONGEST_LOG] if isinstance(value, str) and value else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailureReport:
-    """Why a job failed, and what to change."""
+class Waiting(ResultPart):
+    """Why a job waits: ``status.waiting``."""
 
-    reason: str
-    failure_class: str | None
-    stage: str | None
-    attempt: int | None
-    message: str
-    suggestion: str | None
-    evidence: str | None
+    reason: Text
+    message: Text = None
+    since: Instant = None
+
+
+class FailureReport(ResultPart):
+    """Why a job failed, and what to change: ``status.failure``."""
+
+    reason: Text
+    failure_class: Annotated[Text, Field(alias="class")] = None
+    stage: Text = None
+    attempt: Whole = None
+    message: Text = None
+    suggestion: Text = None
+    evidence: Annotated[str | None, PlainValidator(_log)] = None
     """Last lines of the log."""
-    logs: str | None
+    logs: Annotated[Text, Field(alias="logsURI")] = None
     """URI of the rest of the log."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageReport:
+class StageReport(ResultPart):
     """One stage."""
 
     name: str
@@ -58,8 +61,7 @@ class StageReport:
     """From the start to the end, or to the time of the report."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimePart:
+class TimePart(ResultPart):
     """A part of the time of a job."""
 
     name: str
@@ -70,8 +72,7 @@ class TimePart:
     """In the currency of the job's cost, proportional to the chip hours."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimeAndCost:
+class TimeAndCost(ResultPart):
     """Where time and money went."""
 
     parts: Sequence[TimePart]
@@ -90,8 +91,7 @@ class TimeAndCost:
     """Share of the training's time that advanced it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MetricCurve:
+class MetricCurve(ResultPart):
     """A chart over the steps of the training."""
 
     title: str
@@ -101,8 +101,7 @@ class MetricCurve:
     """Of each measurement the step and the value, which may be NaN or infinite."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataSummary:
+class DataSummary(ResultPart):
     """The check of the data, as far as it is shown."""
 
     report: DataReport
@@ -110,8 +109,7 @@ class DataSummary:
     """Number of datasets that are not shown."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluationReport:
+class EvaluationReport(ResultPart):
     """The evaluation of the tuned model and of its base model on the same rows."""
 
     step: int | None
@@ -121,8 +119,7 @@ class EvaluationReport:
     benchmarks: Sequence[BenchmarkReport]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Answer(ResultPart):
     """The answers to one prompt, before and after."""
 
     sample: Sample
@@ -130,8 +127,7 @@ class Answer:
     """Words of both answers; None if one is missing or too long to compare."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answers:
+class Answers(ResultPart):
     """Answers to the first prompts, without repetitions."""
 
     shown: Sequence[Answer]
@@ -141,8 +137,7 @@ class Answers:
     """Number of all answers."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptReport:
+class AttemptReport(ResultPart):
     """One attempt of a stage, and what ended it."""
 
     name: str
@@ -166,8 +161,7 @@ class AttemptReport:
     """Steps that the next attempt had to repeat."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempts:
+class Attempts(ResultPart):
     """The attempts in the order of their stages and numbers."""
 
     shown: Sequence[AttemptReport]
@@ -178,8 +172,7 @@ class Attempts:
     user: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointReport:
+class CheckpointReport(ResultPart):
     """A saved checkpoint."""
 
     step: int
@@ -188,8 +181,7 @@ class CheckpointReport:
     tags: Sequence[str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExportReport:
+class ExportReport(ResultPart):
     """An exported folder, or a copy of one at a destination."""
 
     artifact: Artifact
@@ -200,16 +192,14 @@ class ExportReport:
     """Number of files that are not shown."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Files:
+class Files(ResultPart):
     """What a job has left."""
 
     exports: Sequence[ExportReport]
     checkpoints: Sequence[CheckpointReport]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Configuration:
+class Configuration(ResultPart):
     """The settings as they were resolved."""
 
     settings: Sequence[tuple[str, str]]
@@ -219,8 +209,7 @@ class Configuration:
     """The spec as the user wrote it, as JSON; cut if it is long, empty if it is unknown."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class Report(ResultPart):
     """Everything that the records of one run show."""
 
     job: ComparedJob

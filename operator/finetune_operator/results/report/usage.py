@@ -1,7 +1,6 @@
 """Where the time and the money of a job went."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from datetime import datetime
 
 from finetune_contract import Stage
@@ -43,11 +42,12 @@ def usage(run: RunRecords, stages: Sequence[StageReport], written: datetime) -> 
     chip_hours, cost = decimal_at(status, "cost", "chipHours"), decimal_at(status, "cost", "amount")
     held = sum(part.chip_hours or 0.0 for part in parts)
     if chip_hours is None or held > float(chip_hours) * _TOLERANCE:
-        parts = [replace(part, chip_hours=None) for part in parts]
+        parts = [part.model_copy(update={"chip_hours": None}) for part in parts]
     elif float(chip_hours) > 0 and cost is not None:
         price = float(cost) / float(chip_hours)
         parts = [
-            part if part.chip_hours is None else replace(part, cost=price * part.chip_hours) for part in parts
+            part if part.chip_hours is None else part.model_copy(update={"cost": price * part.chip_hours})
+            for part in parts
         ]
     found = TimeAndCost(
         parts=[part for part in parts if part.seconds > 0],
