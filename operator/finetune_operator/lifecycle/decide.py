@@ -7,14 +7,10 @@ from finetune_operator.api import Reason
 from finetune_operator.lifecycle.accounting.recorded import with_records
 from finetune_operator.lifecycle.accounting.records import due_records
 from finetune_operator.lifecycle.attempts.damaged_records import without_damaged_records
+from finetune_operator.lifecycle.attempts.pending_records import Record
 from finetune_operator.lifecycle.changes import changes
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
-from finetune_operator.lifecycle.decision import (
-    Create,
-    Decision,
-    NextStep,
-    Record,
-)
+from finetune_operator.lifecycle.decision import Create, Decision, NextStep
 from finetune_operator.lifecycle.observation import Observation, ReadFailure, RunFolderView
 from finetune_operator.lifecycle.rules import next_step
 from finetune_operator.lifecycle.status.events import job_events

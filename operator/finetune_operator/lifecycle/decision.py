@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self
 
-from finetune_contract import Failure
 from finetune_operator.api import FineTuneJobStatus
 from finetune_operator.ledger.record import LedgerRecord
+from finetune_operator.lifecycle.attempts.pending_records import Record
 from finetune_operator.lifecycle.attempts.usage import Usage
-from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.children.jobset import JobSet
 from finetune_operator.lifecycle.job_state import JobState
 from finetune_operator.lifecycle.observation import RetryRecord, TakeoverRecord
@@ -17,8 +16,6 @@ from finetune_operator.lifecycle.stages.job_stages import JobStages
 from finetune_operator.objects import Object
 from finetune_operator.planning import Refused
 
-type Record = tuple[AttemptKey, Failure]
-"""A failure record (``failure.json``) of an attempt whose trainer could not write one."""
 type Action = Admit | Wait | Create | Delete | Finish
 
 
@@ -177,11 +174,7 @@ class Decision:
     operator once the decision is applied."""
 
 
-def stop(
-    jobsets: Iterable[JobSet], records: tuple[Record, ...] = (), *, status_first: bool = False
-) -> Delete | Wait:
+def stop(jobsets: Iterable[JobSet], *, status_first: bool = False) -> Delete | Wait:
     """Returns the deletion of those JobSets that may still run and are not being deleted; Wait if there are none."""
     running = tuple(Deletion.of(each) for each in jobsets if not each.ended and not each.deleting)
-    if not running:
-        return Wait(records=records)
-    return Delete(jobsets=running, records=records, status_first=status_first)
+    return Delete(jobsets=running, status_first=status_first) if running else Wait()

@@ -7,10 +7,10 @@ from finetune_contract import Failure, Stage
 from finetune_operator.api import Reason, StagePhase, WaitingReason
 from finetune_operator.lifecycle.admission import admit_job, current_plan, stored_plan
 from finetune_operator.lifecycle.attempts.attempt import Attempt, attempts_of, seconds_beside_others
-from finetune_operator.lifecycle.attempts.pending_records import confirmed_records
+from finetune_operator.lifecycle.attempts.pending_records import Record, confirmed_records
 from finetune_operator.lifecycle.attempts.stop_records import requested_stop
-from finetune_operator.lifecycle.attempts.usage import Usage
-from finetune_operator.lifecycle.decision import Admit, Delete, NextStep, Record, Wait
+from finetune_operator.lifecycle.attempts.usage import Usage, UsageRate, rate_of
+from finetune_operator.lifecycle.decision import Admit, Delete, NextStep, Wait
 from finetune_operator.lifecycle.job_state import JobPhase, JobState, WaitCause
 from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.lifecycle.retry import acted_generation
@@ -18,7 +18,7 @@ from finetune_operator.lifecycle.stages.derive import derive_stages
 from finetune_operator.lifecycle.stages.job_stages import JobStages, StageState
 from finetune_operator.lifecycle.stops import Limits, planned_limits, seconds_to_stop
 from finetune_operator.lifecycle.takeover import takeover_record
-from finetune_operator.lifecycle.unplanned import unplanned_limits, unplanned_usage
+from finetune_operator.lifecycle.unplanned import unplanned_limits, unplanned_rate, unplanned_usage
 from finetune_operator.planning import Plan, Refused
 from finetune_operator.rendering import jobset_name
 
@@ -153,6 +153,10 @@ class Facts:
         """What a job without a plan has used, if something of it runs; else None."""
         return unplanned_usage(self.observation, self.attempts) if self.stages is None and self.live else None
 
+    def rate(self, attempt: Attempt) -> UsageRate:
+        """Returns what an hour of the attempt uses."""
+        return rate_of(attempt, self.plan) if self.plan else unplanned_rate(attempt, self.observation)
+
     @cached_property
     def limits(self) -> Limits:
         if self.stages:
@@ -183,15 +187,27 @@ class Facts:
         assert why is not None, "plan or run folder is unknown"
         what = "the job's pods are unknown" if why.excess else "the artifact store could not be read"
         wait = WaitCause(reason=WaitingReason.RETRY, message=f"{what}: {why.message.rstrip('.')}")
-        return JobState(phase=JobPhase.ACTIVE, wait=wait, running=running, refused=refused, unreadable=why)
+        return JobState(phase=JobPhase.ACTIVE, wait=wait, running=running)
 
     def step(
-        self, action: Wait | Delete, state: JobState, records: tuple[Record, ...] | None = None
+        self,
+        action: Wait | Delete,
+        state: JobState,
+        records: tuple[Record, ...] | None = None,
+        *,
+        requeue_after: float | None = None,
     ) -> NextStep:
-        """Returns a step of a job whose plan or run folder is unknown: its records wait in the status.
+        """Returns a step of a job that has not ended. If its plan or run folder is unknown, records wait in the status.
 
-        ``records``: those of what is stopped; None: nothing is.
+        ``records``: those of what is stopped; None: nothing is. ``requeue_after``: ignored if plan or run folder is
+        unknown, since no watch reports that they are known again.
         """
+        if self.stages is not None:
+            unreadable = self.observation.folder.unreadable
+            state = replace(state, refused=state.refused or self.refused, unreadable=unreadable)
+        if not self.unknown:
+            action = replace(action, records=records or ())
+            return NextStep(action=action, state=state, stages=self.stages, requeue_after=requeue_after)
         held = dict(confirmed_records(self.observation))
         pending = held | {key: record for key, record in records or () if key not in held}
         summary = None

@@ -80,7 +80,7 @@ def waits(reason: WaitingReason, message: str) -> JobState:
 _CONFIGURE = "Ask the platform team for what is missing: the job then continues automatically."
 
 
-def queued(plan: Plan, stage: Stage, queue: QueueStatus, refused: Refused | None) -> JobState:
+def queued(plan: Plan, stage: Stage, queue: QueueStatus) -> JobState:
     """Returns the state of a job whose stage has no quota. Pods that still save their work count as not running."""
     never = queue.quota_state is QuotaState.NEVER
     message, fix = f'LocalQueue "{queue.queue}": {queue.message.rstrip(".")}.', _CONFIGURE
@@ -92,7 +92,6 @@ def queued(plan: Plan, stage: Stage, queue: QueueStatus, refused: Refused | None
         message = f"{stage} cannot be admitted with the current configuration. {message} {fix}"
     return JobState(
         phase=JobPhase.STALLED if never else JobPhase.ACTIVE,
-        refused=refused,
         wait=WaitCause(reason=WaitingReason.QUOTA, message=message, since=queue.since),
         queue=queue,
     )

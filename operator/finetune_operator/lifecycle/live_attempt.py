@@ -9,6 +9,7 @@ from finetune_operator.lifecycle.attempts import deadlines, stragglers
 from finetune_operator.lifecycle.attempts.attempt import Attempt, seconds_beside_others
 from finetune_operator.lifecycle.attempts.capacity import RefusedPods, refused_pods, short_job
 from finetune_operator.lifecycle.attempts.deadlines import AttemptDeadlines
+from finetune_operator.lifecycle.attempts.pending_records import Record
 from finetune_operator.lifecycle.attempts.pod_failures import died
 from finetune_operator.lifecycle.attempts.stop_records import (
     EVICTED,
@@ -17,7 +18,7 @@ from finetune_operator.lifecycle.attempts.stop_records import (
     replacement,
     sent_elsewhere,
 )
-from finetune_operator.lifecycle.attempts.usage import counted, rate_of, uncovered_run
+from finetune_operator.lifecycle.attempts.usage import counted, uncovered_run
 from finetune_operator.lifecycle.children.jobset import JobSet
 from finetune_operator.lifecycle.children.kueue import QueueStatus, QuotaState, queue_status
 from finetune_operator.lifecycle.decision import (
@@ -25,7 +26,6 @@ from finetune_operator.lifecycle.decision import (
     DetailRequest,
     NextStep,
     ObjectReference,
-    Record,
     Wait,
     stop,
 )
@@ -34,7 +34,6 @@ from finetune_operator.lifecycle.job_state import JobPhase, JobState, WaitCause,
 from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.lifecycle.stages.job_stages import JobStages
 from finetune_operator.lifecycle.stops import Stop, seconds_to_stop
-from finetune_operator.lifecycle.unplanned import counted_unplanned
 from finetune_operator.lifecycle.unremovable import unremovable
 from finetune_operator.lifecycle.waiting import NO_PODS_SECONDS, attempt_blocker, input_wait, recovering
 from finetune_operator.planning import Refused
@@ -91,19 +90,15 @@ def _watch_queue(live: _Live, queue: QueueStatus) -> NextStep:
     evicted = _evicted(attempt)
     if over := deadlines.given_up(attempt, stages.plan) or _begins_anew(attempt, evicted):
         return carry_out(facts, attempt, Stop(record=over))
-    seen = _record(facts, attempt, evicted) if evicted and attempt.files else _earlier(stages, attempt)
-    return NextStep(
-        action=Wait(records=seen),
-        state=queued(stages.plan, stages.current.stage, queue, facts.refused),
-        stages=stages,
-        requeue_after=_requeue_after(live),
-    )
+    seen = _record(facts, attempt, evicted) if evicted and attempt.files else _earlier(facts, attempt)
+    state = queued(stages.plan, stages.current.stage, queue)
+    return facts.step(Wait(), state, seen, requeue_after=_requeue_after(live))
 
 
 def _watch_pods(live: _Live) -> NextStep:
     """Reports on an attempt that may have pods."""
     facts, attempt, stages, queue = live.facts, live.attempt, live.facts.planned, live.queue
-    running, wait, refused = attempt.running, input_wait(stages), facts.refused
+    running, wait = attempt.running, input_wait(stages)
     if queue and queue.quota_state is QuotaState.CHECKED:
         wait = WaitCause(reason=WaitingReason.CAPACITY, message=queue.message, since=queue.since)
     obstacle = attempt_blocker(live.observation, stages, attempt, queue, live.refusal)
@@ -111,11 +106,11 @@ def _watch_pods(live: _Live) -> NextStep:
     if kept:
         wait, running = kept, False
     elif obstacle:
-        wait, refused = obstacle.wait, obstacle.refused or refused
+        wait = obstacle.wait
     begins_anew = recovering(stages) or (live.refusal is None and deadlines.recovering(attempt))
     state = JobState(
         phase=JobPhase.STALLED if obstacle and obstacle.stalled else JobPhase.ACTIVE,
-        refused=refused,
+        refused=obstacle.refused if obstacle and not kept else None,
         running=running,
         recovering=begins_anew and not running,
         wait=wait,
@@ -123,13 +118,9 @@ def _watch_pods(live: _Live) -> NextStep:
         queue=queue,
     )
     about = obstacle.about if obstacle and live.observation.events is None else None
-    return NextStep(
-        action=Wait(records=_earlier(stages, attempt) or _seen_failing(facts, attempt)),
-        state=state,
-        stages=stages,
-        requeue_after=_requeue_after(live),
-        details=DetailRequest(events=about) if about else None,
-    )
+    seen = _earlier(facts, attempt) or _seen_failing(facts, attempt)
+    step = facts.step(Wait(), state, seen, requeue_after=_requeue_after(live))
+    return replace(step, details=DetailRequest(events=about)) if about else step
 
 
 def watch_unseen(facts: Facts, attempt: Attempt) -> NextStep:
@@ -163,11 +154,9 @@ def carry_out(facts: Facts, attempt: Attempt, stop: Stop) -> NextStep:
         return _stop(facts, facts.state(), records)
     state = JobState(
         phase=stop.phase,
-        refused=facts.refused,
         running=attempt.running and not goes_on,
         recovering=goes_on and recovering(facts.stages),
         over=stop.over,
-        unreadable=facts.observation.folder.unreadable,
     )
     return _stop(facts, state, records)
 
@@ -179,7 +168,7 @@ def stop_over(facts: Facts, attempt: Attempt) -> NextStep:
     running = f", in which other containers still run: {', '.join(sorted(others)[:5])}" if others else ""
     message = f"the trainer of {attempt.key.stage} has ended, and its pods are deleted{running}."
     wait = WaitCause(reason=WaitingReason.POD, message=message)
-    return _stop(facts, JobState(phase=phase, refused=facts.refused, wait=wait))
+    return _stop(facts, JobState(phase=phase, wait=wait))
 
 
 def _end_late(facts: Facts, attempt: Attempt, late: Failure) -> NextStep:
@@ -204,17 +193,11 @@ def _end_late(facts: Facts, attempt: Attempt, late: Failure) -> NextStep:
 def _stop(facts: Facts, state: JobState, records: tuple[Record, ...] = ()) -> NextStep:
     """Deletes every JobSet that may still run, after the records."""
     observation = facts.observation
-    if facts.unknown:
-        return facts.step(stop(observation.jobsets, status_first=True), state, records)
     attempt = facts.live or facts.planned.leftover
-    if attempt and (kept := unremovable(observation, attempt)):
+    if attempt and not facts.unknown and (kept := unremovable(observation, attempt)):
         state = replace(state, wait=kept, stuck=True, running=False)
-    return NextStep(
-        action=stop(observation.jobsets, records),
-        state=state,
-        stages=facts.stages,
-        requeue_after=SAFETY_SECONDS,
-    )
+    deletion = stop(observation.jobsets, status_first=facts.unknown)
+    return facts.step(deletion, state, records, requeue_after=SAFETY_SECONDS)
 
 
 def _requeue_after(live: _Live) -> float:
@@ -287,14 +270,14 @@ def _edited(stages: JobStages, attempt: Attempt) -> bool:
     return not waits_in_queue or jobset.claim not in (None, JobSet.parse(wanted).claim)
 
 
-def _earlier(stages: JobStages, attempt: Attempt) -> tuple[Record, ...]:
+def _earlier(facts: Facts, attempt: Attempt) -> tuple[Record, ...]:
     """The record of how long an earlier run of the attempt lasted; the present run will replace that run's own."""
     found = uncovered_run(attempt)
     if found is None or (attempt.files and attempt.files.failure):
         return ()
-    rate = rate_of(attempt, stages.plan)
-    held = {"chips": rate.chips, "chip_hour_price": rate.price} if attempt.key.stage.on_tpu else {}
-    return ((attempt.key, earlier_run(attempt).model_copy(update={**found, **held})),)
+    if attempt.key.stage.on_tpu:
+        found |= facts.rate(attempt).fields
+    return ((attempt.key, earlier_run(attempt).model_copy(update=found)),)
 
 
 def _seen_failing(facts: Facts, attempt: Attempt) -> tuple[Record, ...]:
@@ -316,20 +299,17 @@ def _record(facts: Facts, attempt: Attempt, why: Failure) -> tuple[Record, ...]:
     It is written before the signal, so that it holds whatever the trainer writes last, and it contains what cannot be
     observed any more once the JobSet is gone.
     """
-    observation, stages = facts.observation, facts.stages
-    if stages is None:
-        return ((attempt.key, counted_unplanned(attempt, why, observation)),)
-    recorded = attempt.recorded
-    progress = attempt.progress
+    recorded, progress = attempt.recorded, attempt.progress
     seen = {
-        **counted(attempt, stages.plan, observation.now),
+        **counted(attempt, facts.rate(attempt), facts.observation.now),
         "start_step": progress.start_step if progress else None,
         "step": progress.step if progress else None,
     }
     record = why.model_copy(update=seen)
     uncounted = dict.fromkeys(seen)
     if (
-        recorded
+        facts.stages
+        and recorded
         and recorded.model_copy(update=uncounted) == why.model_copy(update=uncounted)
         and (record.seconds or 0.0) <= (recorded.seconds or 0.0) + _SAVING_SECONDS
     ):

@@ -112,9 +112,9 @@ def _of_stages(facts: Facts) -> NextStep | None:  # noqa: PLR0911  one per rule
         return _end(facts, JobPhase.PLANNED)
     if facts.observation.job.control.cancel:
         if facts.unknown:
-            return _wait(facts, JobState(phase=JobPhase.SUSPENDED, over=not_ended()))
+            return facts.step(Wait(), JobState(phase=JobPhase.SUSPENDED, over=not_ended()))
         return _end(facts, JobPhase.FAILED, cancelled(stages))
-    return _wait(facts, JobState(phase=JobPhase.SUSPENDED)) if facts.requested else None
+    return facts.step(Wait(), JobState(phase=JobPhase.SUSPENDED)) if facts.requested else None
 
 
 def _next_attempt(facts: Facts) -> NextStep:  # noqa: PLR0911  one per rule
@@ -124,7 +124,7 @@ def _next_attempt(facts: Facts) -> NextStep:  # noqa: PLR0911  one per rule
     if facts.unknown:
         return _still_held(facts, exceeded)
     if facts.refused:
-        return _wait(facts, JobState(phase=JobPhase.INVALID))
+        return facts.step(Wait(), JobState(phase=JobPhase.INVALID))
     if left is not None and left <= 0:
         return _end(facts, JobPhase.FAILED, deadlines.active_exceeded(facts.limits.active))
     if no_capacity := no_capacity_left(stages.plan, stages.current.stage, stages.fresh):
@@ -132,14 +132,16 @@ def _next_attempt(facts: Facts) -> NextStep:  # noqa: PLR0911  one per rule
     if exceeded and exceeded.fails:
         return _end(facts, JobPhase.FAILED, exceeded.failure)
     if exceeded:
-        return _wait(facts, JobState(phase=JobPhase.SUSPENDED, over=exceeded))
+        return facts.step(Wait(), JobState(phase=JobPhase.SUSPENDED, over=exceeded))
     if month := monthly_stop(stages):
-        return _wait(facts, waits(WaitingReason.BUDGET, month.text), seconds_of_wait(observation, month))
+        return facts.step(
+            Wait(), waits(WaitingReason.BUDGET, month.text), requeue_after=seconds_of_wait(observation, month)
+        )
     last = stages.current.last_result if stages.current.stage is Stage.TRAIN else None
     if last and (blind := _still_blind(last.purpose, observation.folder.progress_unknown)):
-        return _wait(facts, blind, SAFETY_SECONDS)
+        return facts.step(Wait(), blind, requeue_after=SAFETY_SECONDS)
     if observation.paused:
-        return _wait(facts, waits(WaitingReason.PAUSED, PAUSED))
+        return facts.step(Wait(), waits(WaitingReason.PAUSED, PAUSED))
     return _later(facts) or _create(facts)
 
 
@@ -149,13 +151,13 @@ def _later(facts: Facts) -> NextStep | None:
     due = stages.current.retry_at
     if due is not None and due > observation.now:
         state = JobState(phase=JobPhase.ACTIVE, recovering=recovering(stages), wait=retry_wait(stages))
-        return _wait(facts, state, (due - observation.now).total_seconds())
+        return facts.step(Wait(), state, requeue_after=(due - observation.now).total_seconds())
     pause = pause_after_refusal(stages.plan, stages.current.stage, stages.fresh)
     if pause and pause[1] > observation.now:
         record, due = pause
         long = record.written is not None and (due - record.written).total_seconds() >= LONGEST_PAUSE
         state = JobState(phase=JobPhase.ACTIVE, wait=refusal_wait(record, due), stuck=long)
-        return _wait(facts, state, (due - observation.now).total_seconds())
+        return facts.step(Wait(), state, requeue_after=(due - observation.now).total_seconds())
     return None
 
 
@@ -169,7 +171,7 @@ def _create(facts: Facts) -> NextStep:
     try:
         jobset = render_jobset(stages.plan, stage, number, stages.findings)
     except Refused as error:
-        return _wait(facts, JobState(phase=JobPhase.INVALID, refused=error))
+        return facts.step(Wait(), JobState(phase=JobPhase.INVALID, refused=error))
     except ContractUnsupported as error:
         return _end(facts, JobPhase.FAILED, refused_by_operator(error))
     except CpuPoolTooSmall as error:
@@ -189,13 +191,6 @@ def _create(facts: Facts) -> NextStep:
         stages=derive_stages(after, stages.plan, attempts_of(after), stop=None),
         requeue_after=NO_PODS_SECONDS,
     )
-
-
-def _wait(facts: Facts, state: JobState, requeue_after: float | None = None) -> NextStep:
-    state = replace(state, refused=state.refused or facts.refused)
-    if facts.unknown:
-        return facts.step(Wait(), replace(state, unreadable=facts.observation.folder.unreadable))
-    return NextStep(action=Wait(), state=state, stages=facts.stages, requeue_after=requeue_after)
 
 
 def _end(facts: Facts, phase: JobPhase, failure: Failure | None = None) -> NextStep:
@@ -253,11 +248,10 @@ def _still_held(facts: Facts, exceeded: ForcedSuspension | None) -> NextStep:
     held = confirmed_records(facts.observation)
     reason = held[-1][1].reason if held else None
     suspended = Reason.BUDGET_EXHAUSTED in (reason, before.reason if before else None)
-    if blind := _still_blind(reason, facts.observation.folder.unreadable):
-        return _wait(facts, blind)
-    if exceeded and not exceeded.fails and suspended:
-        return _wait(facts, JobState(phase=JobPhase.SUSPENDED, over=exceeded))
-    return _wait(facts, facts.state())
+    state = _still_blind(reason, facts.observation.folder.unreadable)
+    if state is None and exceeded and not exceeded.fails and suspended:
+        state = JobState(phase=JobPhase.SUSPENDED, over=exceeded)
+    return facts.step(Wait(), state or facts.state())
 
 
 def _still_blind(stopped_for: str | None, unknown: ReadFailure | None) -> JobState | None:

@@ -6,68 +6,54 @@ the JobSets.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-from finetune_contract import Failure
 from finetune_operator.ledger.amounts import Amounts
 from finetune_operator.lifecycle.attempts.attempt import Attempt
-from finetune_operator.lifecycle.attempts.usage import Usage, run_seconds, run_seconds_since
-from finetune_operator.lifecycle.attempts.wait_times import recorded_waits
+from finetune_operator.lifecycle.attempts.usage import Usage, UsageRate, usage_at
 from finetune_operator.lifecycle.children.fields import amount, section
 from finetune_operator.lifecycle.job import Control
 from finetune_operator.lifecycle.observation import Observation
-from finetune_operator.lifecycle.stages.spending import exhausted, month_exhausted, monthly_limit
+from finetune_operator.lifecycle.stages.spending import exhausted, month_stop, monthly_limit
 from finetune_operator.lifecycle.stops import Limits
 from finetune_operator.objects import Object
 from finetune_operator.planning.budget import SpendingLimit
-from finetune_operator.planning.errors import whom_to_ask
 from finetune_operator.planning.merge import merge
 from finetune_operator.planning.slices.topology import terms
-
-_HOUR = 3600
 
 
 def unplanned_limits(observation: Observation, used: Usage) -> Limits:
     """Returns the limits in the present spec and profile; if the profile is deleted, too, those in the status."""
     name, profile = _profile(observation)
     control = Control.parse(merge(section(profile, "defaults"), section(observation.job.document, "spec")))
-    month, contact = monthly_limit(observation, used), whom_to_ask(profile.get("owner"))
+    month = monthly_limit(observation, used, profile.get("owner"))
     return Limits(
         observation=observation,
         seconds=used.seconds,
         active=None if control.deadline is None else int(control.deadline),
         exceeded=exhausted(_ceilings(observation, control, name, profile, used)),
-        month=month_exhausted(month, observation.job.namespace, contact)
-        if month and month.exhausted
-        else None,
+        month=month_stop(month) if month and month.exhausted else None,
     )
 
 
 def unplanned_usage(observation: Observation, attempts: Sequence[Attempt]) -> Usage:
     """Returns the usage in the status, and what the JobSets show of the time since."""
-    elapsed, reported = observation.status.active_time, Amounts.of(observation.status.cost)
-    as_of = elapsed.as_of if elapsed else None
-    seconds = float(elapsed.seconds) if elapsed else 0.0
-    hours, cost = float(reported.chip_hours), float(reported.cost)
-    for attempt in attempts:
-        length = (
-            run_seconds_since(attempt, as_of, observation.now)
-            if as_of
-            else run_seconds(attempt, observation.now)
-        )
-        each = length * _chips(attempt) / _HOUR
-        seconds += length
-        hours += each
-        cost += each * (_price(attempt, observation) or 0.0)
-    return Usage(seconds=seconds, chip_hours=hours, cost=cost)
+    rated = [(attempt, unplanned_rate(attempt, observation)) for attempt in attempts]
+    return usage_at(rated, UsageRate(chips=0, price=None, known=False), observation)
 
 
-def counted_unplanned(attempt: Attempt, why: Failure, observation: Observation) -> Failure:
-    """Returns the record of a stop, including what nothing else shows once JobSet and pods are deleted."""
-    seen: dict[str, Any] = {"seconds": run_seconds(attempt, observation.now) or None}
-    if attempt.key.stage.on_tpu:
-        seen |= {"chips": _chips(attempt), "chip_hour_price": _price(attempt, observation)}
-    return why.model_copy(update=seen | recorded_waits(attempt, observation.now))
+def unplanned_rate(attempt: Attempt, observation: Observation) -> UsageRate:
+    """Returns what an hour of the attempt uses, by its JobSet. A chip hour costs what the profile says of the JobSet's
+    flavor, else what the status' hours have cost."""
+    jobset = attempt.jobset
+    if jobset is None or not attempt.key.stage.on_tpu:
+        return UsageRate(chips=0, price=None, known=False)
+    terms_by_flavor = terms(_profile(observation)[1].get("flavors", ()))
+    flavor, reported = terms_by_flavor.get(jobset.flavor or ""), observation.status.cost
+    price, used = flavor.chip_hour_price if flavor else None, Amounts.of(reported)
+    if price is None and used.chip_hours and reported and reported.amount is not None:
+        price = float(used.cost / used.chip_hours)
+    # Chips are None if a limit is no quantity, which no JobSet of the operator has.
+    return UsageRate(chips=jobset.chips or 0, price=price, known=False)
 
 
 def _profile(observation: Observation) -> tuple[str, Object]:
@@ -95,22 +81,3 @@ def _ceilings(
     ):
         if limit is not None:
             yield SpendingLimit(most=limit, path=path, fails=False), spent
-
-
-def _chips(attempt: Attempt) -> int:
-    if attempt.jobset is None or not attempt.key.stage.on_tpu:
-        return 0
-    # None: a limit that is no quantity, which no JobSet of the operator has.
-    return attempt.jobset.chips or 0
-
-
-def _price(attempt: Attempt, observation: Observation) -> float | None:
-    """Of a chip hour: as the profile says of the JobSet's flavor, else what the status' hours have cost."""
-    flavors = terms(_profile(observation)[1].get("flavors", ()))
-    found = flavors.get(attempt.jobset.flavor or "") if attempt.jobset else None
-    if found and found.chip_hour_price is not None:
-        return found.chip_hour_price
-    cost = observation.status.cost
-    used = Amounts.of(cost)
-    priced = cost is not None and cost.amount is not None
-    return float(used.cost / used.chip_hours) if used.chip_hours and priced else None

@@ -9,8 +9,8 @@ from pydantic_core import to_json
 from finetune_contract import RunFolder
 from finetune_operator.api import FineTuneJobStatus
 from finetune_operator.artifacts.port import ObjectStore, StorageError
+from finetune_operator.lifecycle.attempts.pending_records import Record
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
-from finetune_operator.lifecycle.decision import Record
 from finetune_operator.lifecycle.fitting import fit_schema
 from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.lifecycle.run_record import run_record

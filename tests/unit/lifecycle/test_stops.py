@@ -154,6 +154,25 @@ def test_what_runs_without_a_usable_plan_is_reported_and_counted(plan: str) -> N
     assert float(world.status["cost"]["budgetRemaining"]) == pytest.approx(400 - hours, abs=0.01)
 
 
+@pytest.mark.parametrize("plan", PLANS)
+def test_what_runs_while_its_namespace_cannot_be_observed_counts_whatever_is_known_of_its_plan(
+    plan: str,
+) -> None:
+    world = World()
+    name = world.until(Stage.TRAIN)
+    world.train(name, 1)
+    world.reconcile()
+    PLANS[plan](world)
+    before = float(world.status["cost"]["chipHours"])
+    world.wait(60)
+    for pod in world.pods_of(name):
+        del world.pods[pod["metadata"]["name"]]
+    world.wait(10 * HOUR)
+    world.unobserved_until = world.now
+    world.reconcile()
+    assert float(world.status["cost"]["chipHours"]) == pytest.approx(before + 40, abs=0.1)
+
+
 @pytest.mark.parametrize("folder", [folder for folder in FOLDERS if folder != "too many objects"])
 @pytest.mark.parametrize("plan", PLANS)
 def test_what_may_run_runs_and_nothing_is_started_beside_it(plan: str, folder: str) -> None:

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from finetune_operator.lifecycle.decision import Admit, Create, Decision, Delete, Deletion, Record
+from finetune_operator.lifecycle.attempts.pending_records import Record
+from finetune_operator.lifecycle.decision import Admit, Create, Decision, Delete, Deletion
 from finetune_operator.lifecycle.observation import RetryRecord, TakeoverRecord
 
 type Object = Mapping[str, Any]

@@ -23,7 +23,7 @@ from finetune_operator.cluster.port import (
     Rejected,
     Unavailable,
 )
-from finetune_operator.lifecycle.attempts.pending_records import pending_records, with_pending
+from finetune_operator.lifecycle.attempts.pending_records import Record, pending_records, with_pending
 from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.children.jobset import JobSet
 from finetune_operator.lifecycle.decision import (
@@ -35,7 +35,6 @@ from finetune_operator.lifecycle.decision import (
     EventType,
     Finish,
     JobEvent,
-    Record,
     Wait,
 )
 from finetune_operator.lifecycle.fitting import read_status

@@ -29,6 +29,7 @@ from finetune_operator.lifecycle.children.attempt_key import AttemptKey
 from finetune_operator.lifecycle.observation import AttemptFiles, Observation, since
 
 type Record = tuple[AttemptKey, Failure]
+"""A failure record (``failure.json``) of an attempt whose trainer could not write one."""
 
 #: Maximum number of entries of ``status.pending``; the newest are kept. One reconcile stops one attempt.
 MOST = 16

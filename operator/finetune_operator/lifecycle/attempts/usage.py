@@ -55,27 +55,40 @@ class UsageRate:
     known: bool = True
     """False: the rate is unknown, and that of the job's current slice is assumed."""
 
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The rate as fields of a failure record."""
+        price = None if self.price is None else min(self.price, MOST_PRICE)
+        return {"chips": self.chips, "chip_hour_price": price}
 
-def usage(plan: Plan, attempts: Iterable[Attempt], observation: Observation) -> Usage:
-    """Returns the usage of all attempts until the beginning of the current second, which is what :func:`active_time`
-    reports: never less than the job's status reports now, and never more time than has passed."""
+
+def usage(plan: Plan, attempts: Sequence[Attempt], observation: Observation) -> Usage:
+    """Returns the usage of all attempts of a job with a plan: see :func:`usage_at`."""
+    recorded = _recorded_rates(attempts)
+    rated = [(attempt, rate_of(attempt, plan, recorded)) for attempt in attempts]
+    return usage_at(rated, _present_rate(plan), observation)
+
+
+def usage_at(
+    rated: Sequence[tuple[Attempt, UsageRate]], present: UsageRate, observation: Observation
+) -> Usage:
+    """Returns the usage of attempts at these rates until the beginning of the current second, which is what
+    :func:`active_time` reports: never less than the job's status reports now, and never more time than has passed.
+
+    ``present``: the rate of the job's current slice.
+    """
     now, previous = observation.now.replace(microsecond=0), observation.status
-    every = tuple(attempts)
-    recorded = _recorded_rates(every)
-    rated = [(attempt, rate_of(attempt, plan, recorded)) for attempt in every]
     as_of = previous.active_time.as_of if previous.active_time else None
     # Usage that was reported while the rate was known is better than an estimate with the current rate.
     lengths = [(run_seconds(attempt, now), rate) for attempt, rate in rated if rate.known or not as_of]
     created = observation.job.creation_timestamp or previous.start_time
-    seen = _sum(plan, lengths, _seconds_since(created, now))
+    seen = _sum(lengths, _seconds_since(created, now), present=present)
     later = [(run_seconds_since(attempt, as_of, now), rate) for attempt, rate in rated] if as_of else []
     if unobserved := _unobserved(observation, now):
-        rate = next(
-            (rate for attempt, rate in reversed(rated) if attempt.key.stage.on_tpu), _present_rate(plan)
-        )
+        rate = next((rate for attempt, rate in reversed(rated) if attempt.key.stage.on_tpu), present)
         # No longer than what is measured, if that is of the same time.
-        later = max([later, [(unobserved, rate)]], key=lambda parts: _sum(plan, parts).chip_hours)
-    since = _sum(plan, later, _seconds_since(as_of, now))
+        later = max([later, [(unobserved, rate)]], key=lambda parts: _sum(parts, present=present).chip_hours)
+    since = _sum(later, _seconds_since(as_of, now), present=present)
     seconds = previous.active_time.seconds if previous.active_time else 0
     reported = Amounts.of(previous.cost)
     priced = seen.cost is not None or (previous.cost is not None and previous.cost.amount is not None)
@@ -120,7 +133,7 @@ def run_seconds(attempt: Attempt, now: datetime) -> float:
 
 def usage_of(attempt: Attempt, plan: Plan, now: datetime) -> Usage:
     """Returns the usage of one attempt over all its runs, as far as objects and records still show it."""
-    return _sum(plan, [(run_seconds(attempt, now), rate_of(attempt, plan))])
+    return _sum([(run_seconds(attempt, now), rate_of(attempt, plan))], present=_present_rate(plan))
 
 
 def earlier_run_seconds(attempt: Attempt) -> float:
@@ -166,17 +179,15 @@ def uncovered_run(attempt: Attempt) -> dict[str, Any] | None:
     }
 
 
-def counted(attempt: Attempt, plan: Plan, now: datetime) -> dict[str, Any]:
+def counted(attempt: Attempt, rate: UsageRate, now: datetime) -> dict[str, Any]:
     """Returns the fields of the attempt's failure record with its usage and waits, of which the record is the only
-    source once JobSet and pods are deleted."""
+    source once JobSet and pods are deleted. ``rate``: what an hour of it uses."""
     found: dict[str, Any] = {"seconds": min(run_seconds(attempt, now), MOST_SECONDS) or None}
     found |= recorded_waits(attempt, now)
     if before := earlier_run_seconds(attempt):
         found["seconds_before"] = min(before, MOST_SECONDS)
     if attempt.key.stage.on_tpu:
-        rate = rate_of(attempt, plan)
-        price = None if rate.price is None else min(rate.price, MOST_PRICE)
-        found |= {"chips": rate.chips, "chip_hour_price": price}
+        found |= rate.fields
     return found
 
 
@@ -277,13 +288,13 @@ def _overlap(interval: Interval, begin: datetime, end: datetime) -> float:
     return max(0.0, (min(interval[1], end) - max(interval[0], begin)).total_seconds())
 
 
-def _sum(plan: Plan, parts: Sequence[Part], most: float = inf) -> Usage:
+def _sum(parts: Sequence[Part], most: float = inf, *, present: UsageRate) -> Usage:
     """Returns the usage of the parts, of which at most ``most`` seconds count: attempts never overlap.
 
     Only records that contain wrong times exceed that. What costs most counts first, so that the record of a cheap
     attempt cannot take the time of an expensive one.
     """
-    priced = plan.placement.chip_hour_price is not None or any(rate.price is not None for _, rate in parts)
+    priced = any(rate.price is not None for rate in (present, *(rate for _, rate in parts)))
     cost = _weighted(parts, most, lambda rate: rate.chips * (rate.price or 0.0)) / _HOUR
     return Usage(
         seconds=min(most, sum(length for length, _ in parts)),

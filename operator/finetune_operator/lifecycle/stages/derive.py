@@ -20,7 +20,7 @@ from finetune_operator.lifecycle.attempts.attempt import Attempt, since_retry
 from finetune_operator.lifecycle.attempts.classify import AttemptOutcome, AttemptResult, classify, settled
 from finetune_operator.lifecycle.attempts.pod_failures import HOST_OUT_OF_MEMORY
 from finetune_operator.lifecycle.attempts.stop_records import CANCELLED
-from finetune_operator.lifecycle.attempts.usage import counted, usage
+from finetune_operator.lifecycle.attempts.usage import counted, rate_of, usage
 from finetune_operator.lifecycle.observation import Observation, RunFolderView
 from finetune_operator.lifecycle.stages import retry_budget
 from finetune_operator.lifecycle.stages.conversion import Damages, damages_of, in_cache, placed, succeeded
@@ -89,7 +89,7 @@ def derive_stages(
         used=used,
         counters=counters,
         findings=findings,
-        month=monthly_limit(observation, used),
+        month=monthly_limit(observation, used, plan.owner_of_profile),
     )
 
 
@@ -141,7 +141,7 @@ def _completed(
     record = result.record or _uncounted(result, attempt)
     if record is None:
         return result
-    fields = {"written": observation.now, **counted(attempt, plan, observation.now)}
+    fields = {"written": observation.now, **counted(attempt, rate_of(attempt, plan), observation.now)}
     if progress := attempt.progress:
         fields |= {
             "checkpoint": max(progress.checkpoints, default=None),

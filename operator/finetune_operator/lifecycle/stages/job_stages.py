@@ -65,6 +65,9 @@ class MonthlyLimit:
     budget: MonthlyBudget
     used: float | None
     """Chip hours in the month until now. None: unknown."""
+    namespace: str
+    contact: str
+    """Whom to ask to raise the limit."""
 
     @property
     def exhausted(self) -> bool:

@@ -6,7 +6,7 @@ of it is. If the usage is unknown, none starts, and what runs continues.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from finetune_contract import ExitCode, Failure, Stage
@@ -143,10 +143,7 @@ def _priced(plan: Plan, hours: float) -> float | None:
 
 def monthly_stop(stages: JobStages) -> ForcedSuspension | None:
     """Returns why the current stage may not start; None if it may, or needs no TPU."""
-    limit = stages.month
-    if limit is None or not _needs_tpu(stages) or not (limit.exhausted or limit.used is None):
-        return None
-    return _stop(limit, stages.plan)
+    return month_stop(stages.month) if stages.month and _needs_tpu(stages) else None
 
 
 def must_stop(stages: JobStages) -> ForcedSuspension | None:
@@ -161,32 +158,28 @@ def monthly_shortage(stages: JobStages) -> ForcedSuspension | None:
     if limit is None or stages.succeeded or stages.failed:
         return None
     if limit.exhausted:
-        return _stop(limit, stages.plan)
+        return month_stop(limit)
     return None if stages.live else monthly_stop(stages)
 
 
-def _stop(limit: MonthlyLimit, plan: Plan) -> ForcedSuspension:
-    budget, namespace, contact = limit.budget, plan.job.namespace, whom_to_ask(plan.owner_of_profile)
-    if limit.used is not None:
-        return month_exhausted(limit, namespace, contact)
-    return ForcedSuspension(
-        reason=Reason.MONTHLY_USAGE_UNKNOWN,
-        message=f'{_MONTHLY} of profile "{budget.profile}" is {hours_text(budget.limit)}, and what namespace '
-        f"{namespace} has used in {budget.month} is unknown until the operator has read its ledger.",
-        fix=f"The job then continues automatically. If this lasts for minutes, ask {contact}.",
-    )
-
-
-def month_exhausted(limit: MonthlyLimit, namespace: str, contact: str) -> ForcedSuspension:
-    """Returns why what runs must stop, of a limit that is exhausted. ``contact``: whom to ask to raise it."""
-    used = hours_text(limit.used or 0.0)
-    budget = limit.budget
+def month_stop(limit: MonthlyLimit) -> ForcedSuspension | None:
+    """Returns why no stage on TPUs may start, and if the limit is exhausted, none may continue; None if one may."""
+    budget, namespace = limit.budget, limit.namespace
+    if limit.used is None:
+        return ForcedSuspension(
+            reason=Reason.MONTHLY_USAGE_UNKNOWN,
+            message=f'{_MONTHLY} of profile "{budget.profile}" is {hours_text(budget.limit)}, and what namespace '
+            f"{namespace} has used in {budget.month} is unknown until the operator has read its ledger.",
+            fix=f"The job then continues automatically. If this lasts for minutes, ask {limit.contact}.",
+        )
+    if not limit.exhausted:
+        return None
     return ForcedSuspension(
         reason=Reason.MONTHLY_BUDGET_EXHAUSTED,
-        message=f"Namespace {namespace} has used {used} of the {hours_text(budget.limit)} chip hours that "
-        f'{_MONTHLY} of profile "{budget.profile}" allows it in {budget.month}.',
+        message=f"Namespace {namespace} has used {hours_text(limit.used)} of the {hours_text(budget.limit)} chip hours "
+        f'that {_MONTHLY} of profile "{budget.profile}" allows it in {budget.month}.',
         fix=f"The job continues automatically when the next month begins, {stamp(budget.month.end)}, or when the limit "
-        f"is raised: ask {contact}.",
+        f"is raised: ask {limit.contact}.",
         until=budget.month.end,
     )
 
@@ -200,23 +193,26 @@ def seconds_of_wait(observation: Observation, month: ForcedSuspension) -> float:
     return max(1.0, min(regular, (month.until - observation.now).total_seconds()))
 
 
-def monthly_limit(observation: Observation, used: Usage) -> MonthlyLimit | None:
+def monthly_limit(observation: Observation, used: Usage, owner: object) -> MonthlyLimit | None:
     """Returns the budget with the usage of the namespace, which includes ``used``, that of the job over all months.
 
-    None: the profile sets none.
+    ``owner``: of the spec of the profile. None: the profile sets no budget.
     """
     budget, status = observation.month, observation.status
     if budget is None:
         return None
+    limit = MonthlyLimit(
+        budget=budget, used=None, namespace=observation.job.namespace, contact=whom_to_ask(owner)
+    )
     if budget.recorded is None:
-        return MonthlyLimit(budget=budget, used=None)
+        return limit
     as_of = status.active_time.as_of if status.active_time else None
     reported, recorded = (float(Amounts.of(part).chip_hours) for part in (status.cost, status.ledger))
     # A report of an earlier month is recorded in that month.
     earlier = as_of is not None and Month.of(as_of) < budget.month
     before = reported if earlier else max(recorded, budget.own)
     own = max(0.0, used.chip_hours - before)
-    return MonthlyLimit(budget=budget, used=budget.recorded + budget.others + own)
+    return replace(limit, used=budget.recorded + budget.others + own)
 
 
 def hours_text(hours: float) -> str:
