@@ -1,8 +1,8 @@
 """Images in place of Pathways' servers, which run only on Google's TPU machines: a program that waits to be ended.
 
 It logs the flags that it gets. JAX on the local nodes computes on the head's CPU in place of the platform ``proxy``
-(``agent/environment.py``), so a job under Pathways runs to its end here. It shows how Kubernetes, JobSet and the operator
-treat such pods, and nothing of Pathways itself.
+(``agent/environment.py``), so a job under Pathways runs to its end here. It shows how Kubernetes, JobSet and the
+operator treat such pods, and nothing of Pathways itself.
 """
 
 from pathlib import Path

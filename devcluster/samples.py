@@ -34,16 +34,16 @@ def trainer_python() -> str:
     return f"{done.stdout.splitlines()[-1]}/bin/python"
 
 
-def _run(script: str, *arguments: str) -> None:
-    subprocess.run([trainer_python(), FIXTURES / script, *arguments], check=True, stdout=subprocess.DEVNULL)
+def _run(script: str, folder: Path) -> None:
+    subprocess.run([trainer_python(), FIXTURES / script, folder], check=True)
 
 
 def _tiny_model(folder: Path) -> None:
-    _run("tiny_models.py", str(folder), "--family", "qwen3")
+    _run("tiny_qwen3.py", folder)
 
 
 def _capitals(folder: Path) -> None:
-    _run("chat_data.py", str(folder))
+    _run("chat_data.py", folder)
 
 
 def _smollm2(folder: Path) -> None:
