@@ -64,26 +64,17 @@ def ensure(extra: Sequence[str] = ()) -> Mapping[str, Path]:
         return paths
     with exclusive(target.with_suffix(".lock")):
         absent = [program for program in selection(extra) if not paths[program.name].exists()]
-        found = {program.name: find(program, target) for program in absent}
+        found = {program.name: find(program) for program in absent}
         missing = [program for program in absent if found[program.name] is None]
         if missing:
             build_all(missing, target, Source(GO_MODULE, ("-ldflags", LINKER_FLAGS)))
     return paths | {name: path for name, path in found.items() if path is not None}
 
 
-def find(program: GoProgram, target: Path) -> Path | None:
-    """The program, if its version is exactly ours: from our cache, KUBEBUILDER_ASSETS or PATH; else None."""
-    if (target / program.name).exists():
-        return target / program.name
-    if not program.version_arguments:
-        return None
-    folders = [assets] if (assets := os.environ.get("KUBEBUILDER_ASSETS")) else []
-    for candidate in (
-        shutil.which(program.name, path=folder) for folder in [*folders, os.environ.get("PATH", "")]
-    ):
-        if candidate and _reports(candidate, program):
-            return Path(candidate).absolute()
-    return None
+def find(program: GoProgram) -> Path | None:
+    """The program on PATH, if its version is exactly ours; else None."""
+    candidate = shutil.which(program.name) if program.version_arguments else None
+    return Path(candidate).absolute() if candidate and _reports(candidate, program) else None
 
 
 def _reports(candidate: str, program: GoProgram) -> bool:

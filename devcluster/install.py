@@ -8,9 +8,11 @@ from pathlib import Path
 import yaml
 
 from devcluster.errors import LocalClusterError
-from devcluster.kube import Kube, KubeError, Object
+from devcluster.kube import Kube
 from devcluster.layout import CHART, MANIFESTS
 from devcluster.operator_process import NAMESPACE, RELEASE
+from finetune_operator.cluster.port import ClusterError
+from finetune_operator.objects import Object
 
 #: Kinds of the chart's objects that work without containers; the supervisor starts its Deployment's process.
 INSTALLED_KINDS = frozenset(
@@ -79,7 +81,7 @@ async def apply_all(kube: Kube, manifests: Iterable[Object]) -> None:
     for manifest in manifests:
         try:
             await kube.apply(manifest)
-        except KubeError as error:
+        except ClusterError as error:
             name = f"{manifest['kind']} {manifest['metadata']['name']}"
             raise LocalClusterError(f"the API server rejects {name}: {error}") from error
 

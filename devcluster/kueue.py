@@ -10,10 +10,10 @@ import yaml
 
 from devcluster.build import share_dir
 from devcluster.component import Component
-from devcluster.kube import Object
 from devcluster.layout import StateFolder
 from devcluster.rbac import manager_role
 from devcluster.webhooks import with_url_clients
+from finetune_operator.objects import Object
 
 NAMESPACE = "kueue-system"
 _PREFIX = "kueue"

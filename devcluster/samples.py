@@ -1,6 +1,5 @@
 """Models and data that the demos and the end-to-end tests put into the object store, made on this machine."""
 
-import json
 import shutil
 import subprocess
 import tempfile
@@ -118,11 +117,3 @@ def download(uri: str, folder: Path, endpoint: str) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         blob.download_to_filename(target)
     return folder
-
-
-def answers() -> dict[str, str]:
-    """Question -> the word that a right answer contains, for the capitals data."""
-    rows = (json.loads(line) for line in (folder_of(CAPITALS) / "train.jsonl").read_text().splitlines())
-    return {
-        r["messages"][0]["content"]: r["messages"][1]["content"].rstrip(".").rsplit(" ", 1)[-1] for r in rows
-    }

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 import aiohttp
 
 from devcluster.errors import LocalClusterError
-from devcluster.kube import Object
 from devcluster.layout import StateFolder
+from finetune_operator.objects import Object
 
 #: A controller reports readiness when its webhook server listens; the handlers are registered a moment later.
 _TRIES, _PAUSE_SECONDS = 400, 0.05

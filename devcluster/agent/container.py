@@ -9,7 +9,7 @@ from devcluster.agent.environment import ConfigError, EnvSources
 from devcluster.agent.process import Launch
 from devcluster.agent.status import FALLBACK_BYTES, TERMINATION_MESSAGE_BYTES, ContainerStateWaiting
 from devcluster.agent.unsupported import TOKEN_VOLUME
-from devcluster.kube import Object
+from finetune_operator.objects import Object
 
 #: The program in an image's folder that containers without a command start.
 ENTRY_POINT = "entrypoint"

@@ -7,7 +7,7 @@ from math import prod
 from pathlib import Path
 
 from devcluster.agent.nodes import ADDRESS, TPU_RESOURCE
-from devcluster.kube import Object
+from finetune_operator.objects import Object
 
 _JOBSET = "jobset.sigs.k8s.io/"
 _REFERENCE = re.compile(r"\$\$|\$\(([^()]+)\)")

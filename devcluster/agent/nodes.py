@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from devcluster.kube import Object
+from finetune_operator.objects import Object
 
 #: The kubelet version that a node reports; the agent implements its part of the API.
 KUBELET_VERSION = "v1.36.3"

@@ -6,7 +6,7 @@ from datetime import datetime
 from enum import Enum, auto
 
 from devcluster.agent.nodes import ADDRESS, timestamp
-from devcluster.kube import Object
+from finetune_operator.objects import Object
 
 #: Bytes of a termination message that a kubelet keeps.
 TERMINATION_MESSAGE_BYTES = 4096

@@ -34,13 +34,15 @@ from typing import Any, Self
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from devcluster import build, control, gcs, install
+from devcluster import build, control, controlplane, gcs, install
 from devcluster.agent.nodes import LocalNode
 from devcluster.agent.pod import pod_folder
 from devcluster.agent.process import simulate_oom_kill
-from devcluster.kube import Kube, KubeError, Object, WatchEvent
+from devcluster.kube import Kube, WatchEvent
 from devcluster.layout import StateFolder
 from devcluster.options import Options
+from finetune_operator.cluster.port import ClusterError
+from finetune_operator.objects import Object
 from tests.doubles import fakenodes
 
 
@@ -113,7 +115,7 @@ class LocalCluster:
     @property
     def server(self) -> str:
         """URL of the API server."""
-        return self._kube.server
+        return controlplane.address(self._ports)
 
     @property
     def gcs(self) -> str:
@@ -165,7 +167,7 @@ class LocalCluster:
         return name
 
     def get(self, path: str) -> Object:
-        """The object at an API path. Raises KubeError."""
+        """The object at an API path. Raises ClusterError."""
         return self._run(self._kube.get(path))
 
     def find(self, path: str) -> Object | None:
@@ -177,7 +179,7 @@ class LocalCluster:
         return self._run(self._kube.list(path, **selectors))
 
     def apply(self, manifest: Object) -> Object:
-        """Server-side apply. Raises KubeError with the server's message."""
+        """Server-side apply. Raises ClusterError with the server's message."""
         return self._run(self._kube.apply(manifest))
 
     def create(self, path: str, manifest: Object) -> Object:
@@ -316,7 +318,7 @@ class LocalCluster:
         )
 
     async def _found(self, path: str) -> Object | None:
-        with contextlib.suppress(KubeError):
+        with contextlib.suppress(ClusterError):
             return await self._kube.find(path)
         return None
 

@@ -16,7 +16,7 @@ from typing import Protocol
 import yaml
 
 from devcluster.build import go_compiler, go_environment
-from devcluster.kube import Object
+from finetune_operator.objects import Object
 from tests.bench.measure import stage_request
 from tests.doubles.local_cluster import LocalCluster
 from tests.go_modules import module_program
