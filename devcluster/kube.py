@@ -104,11 +104,11 @@ class Kube:
         with contextlib.suppress(NotFound):
             await self._call("delete", path, options)
 
-    async def apply(self, manifest: Object, *, manager: str = "devcluster") -> Object:
+    async def apply(self, manifest: Object) -> Object:
         """Server-side apply of a whole manifest; takes over fields from other field managers."""
         kind = await self._kind(manifest["apiVersion"], manifest["kind"])
         path = kind.path(manifest["metadata"].get("namespace"), manifest["metadata"]["name"])
-        options = {"fieldManager": manager, "force": "true", "fieldValidation": "Strict"}
+        options = {"fieldManager": "devcluster", "force": "true", "fieldValidation": "Strict"}
         return await self._call("apply", path, manifest, APPLY, **options)
 
     async def watch(self, path: str, **selectors: str) -> AsyncGenerator[WatchEvent]:

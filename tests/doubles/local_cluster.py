@@ -37,7 +37,7 @@ from prometheus_client.samples import Sample
 from devcluster import build, control, controlplane, gcs, install
 from devcluster.agent.nodes import LocalNode
 from devcluster.agent.pod import pod_folder
-from devcluster.agent.process import simulate_oom_kill
+from devcluster.identity import ProcessIdentity
 from devcluster.kube import Kube, WatchEvent
 from devcluster.layout import StateFolder
 from devcluster.options import Options
@@ -268,9 +268,15 @@ class LocalCluster:
             self.wait(f"/api/v1/nodes/{name}", _ready)
 
     def run_out_of_memory(self, pod: Object) -> None:
-        """Simulates the kernel's out-of-memory kill of the pod's first container."""
-        folder = pod_folder(self.state.pods, pod)
-        simulate_oom_kill(folder, pod["spec"]["containers"][0]["name"])
+        """Simulates the kernel's out-of-memory kill of the pod's first container.
+
+        The container is killed, and a file in the pod's folder records the reason, as the cgroup's ``memory.events``
+        does.
+        """
+        first = pod_folder(self.state.pods, pod) / pod["spec"]["containers"][0]["name"]
+        first.with_name(f"{first.name}.oom").touch()
+        process = ProcessIdentity(**json.loads(first.with_name(f"{first.name}.process").read_text()))
+        process.signal_group(signal.SIGKILL)
 
     def freeze_nodes(self) -> None:
         """Makes all nodes silent: they send no heartbeats and receive nothing, while their containers run on."""
