@@ -64,11 +64,11 @@ def ensure(extra: Sequence[str] = ()) -> Mapping[str, Path]:
         return paths
     with exclusive(target.with_suffix(".lock")):
         absent = [program for program in selection(extra) if not paths[program.name].exists()]
-        found = {program.name: find(program) for program in absent}
-        missing = [program for program in absent if found[program.name] is None]
+        on_path = {program.name: find(program) for program in absent}
+        missing = [program for program in absent if on_path[program.name] is None]
         if missing:
             build_all(missing, target, Source(GO_MODULE, ("-ldflags", LINKER_FLAGS)))
-    return paths | {name: path for name, path in found.items() if path is not None}
+    return paths | {name: path for name, path in on_path.items() if path is not None}
 
 
 def find(program: GoProgram) -> Path | None:

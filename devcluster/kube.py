@@ -58,8 +58,8 @@ class Kube:
     @classmethod
     def of(cls, kubeconfig: Path) -> Self:
         """A client for the current context of ``kubeconfig``, which names its certificates as files."""
-        known = read_kubeconfig(str(kubeconfig))
-        context = known.context(known.current, None)
+        content = read_kubeconfig(str(kubeconfig))
+        context = content.context(content.current, None)
         configuration = Configuration(host=context.cluster["server"])
         configuration.ssl_ca_cert = context.cluster["certificate-authority"]
         configuration.cert_file = context.user["client-certificate"]

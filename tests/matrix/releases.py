@@ -72,10 +72,10 @@ def pinned(project: str) -> str:
 
 def requested(names: Sequence[str]) -> list[Release]:
     """The releases of these names. Raises ValueError."""
-    known = {str(release): release for release in table()}
-    if strange := [name for name in names if name not in known]:
-        raise ValueError(f"unknown release {strange[0]!r}; expected some of {', '.join(known)}")
-    releases = [known[name] for name in names]
+    by_name = {str(release): release for release in table()}
+    if strange := [name for name in names if name not in by_name]:
+        raise ValueError(f"unknown release {strange[0]!r}; expected some of {', '.join(by_name)}")
+    releases = [by_name[name] for name in names]
     projects = [release.project for release in releases]
     if twice := [project for project in projects if projects.count(project) > 1]:
         raise ValueError(f"two releases of {twice[0]}; expected one")
