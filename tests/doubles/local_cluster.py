@@ -139,7 +139,7 @@ class LocalCluster:
 
     @property
     def kubectl_program(self) -> Path:
-        return build.binary_dir() / "kubectl"
+        return build.ensure()["kubectl"]
 
     def log(self, component: str) -> str:
         """The component's log since the cluster's start."""

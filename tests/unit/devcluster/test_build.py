@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from devcluster import build
+from devcluster import build, demo
 from devcluster.programs import BY_NAME, selection
 
 
@@ -50,6 +50,15 @@ def test_what_the_cache_holds_is_not_built_again(machine: Path) -> None:
     for program in selection():
         (folder / program.name).touch()
     assert set(build.ensure()) == {program.name for program in selection()}
+
+
+def test_the_demo_runs_the_kubectl_on_path_when_its_version_fits(machine: Path) -> None:
+    build.binary_dir().mkdir(parents=True)
+    for program in selection():
+        if program.name != "kubectl":
+            (build.binary_dir() / program.name).touch()
+    fake(machine / "bin", "kubectl", "Client Version: v1.36.3")
+    assert demo.kubectl("get", "pods", environment={}) == "Client Version: v1.36.3\n"
 
 
 def test_optional_programs_are_asked_for_by_name() -> None:
