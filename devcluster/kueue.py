@@ -101,10 +101,10 @@ def _groups(hook: Object) -> set[str]:
     return {group for rule in hook["rules"] for group in rule["apiGroups"]}
 
 
-def _all(path: Path) -> list[Object]:
+def _all(path: Path) -> list[dict[str, Any]]:
     return [document for document in yaml.safe_load_all(path.read_text()) if document]
 
 
-def _one(path: Path) -> Object:
+def _one(path: Path) -> dict[str, Any]:
     (document,) = _all(path)
     return document

@@ -24,7 +24,7 @@ def with_url_clients(
     are dropped. Apply the copies only once the controller serves: their failurePolicy is Fail.
     """
     authority = base64.b64encode((state.pki / "ca.crt").read_bytes()).decode()
-    local = []
+    local: list[Object] = []
     for configuration in configurations:
         name = f"{prefix}-{configuration['metadata']['name']}"
         hooks = [

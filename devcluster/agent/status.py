@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum, auto
+from typing import Any
 
 from devcluster.agent.nodes import ADDRESS, timestamp
 from finetune_operator.objects import Object
@@ -129,7 +130,7 @@ def pod_status(
     """A strategic merge patch of the pod's status. Its uid limits it to this pod."""
     serving = (*containers, *(c for c in inits if c.role is ContainerRole.SIDECAR))
     ready = not over and all(c.ready for c in serving)
-    status: Object = {
+    status: dict[str, Any] = {
         "phase": phase(inits, containers, over=over),
         "hostIP": ADDRESS,
         "hostIPs": [{"ip": ADDRESS}],
