@@ -27,7 +27,7 @@ _LIMITS = CallLimits(read_seconds=30, answer_bytes=1 << 30, large_answers=64)
 
 @dataclass(frozen=True)
 class _Call(Request):
-    """A call whose kind is not looked at: ``kind.plural`` is the whole path."""
+    """A call by its path, which is in ``kind.plural``."""
 
     media_type: str = JSON
 
