@@ -1,27 +1,23 @@
-"""Builds the cluster's programs into the cache: from the pinned Go module, once per content of go.mod and go.sum.
-
-Programs of a requested release (devcluster.releases) are built from that release's own module instead.
-"""
+"""Builds the cluster's programs into the cache: from the pinned Go module, once per content of go.mod and go.sum."""
 
 import hashlib
-import json
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fcntl import LOCK_EX, flock
 from pathlib import Path
 
-from devcluster import releases
 from devcluster.layout import GO_MODULE, cache_dir
 from devcluster.programs import KUBERNETES_VERSION, GoProgram, selection
-from devcluster.releases import RELEASES, Release
 
 GO_VERSION = (1, 26)
+#: Folders, as in PATH, whose programs take the place of the pinned ones, whatever their version.
+VARIABLE = "FINETUNE_PROGRAMS"
 
 
 def linker_flags(kubernetes: str) -> str:
@@ -47,73 +43,38 @@ def binary_dir() -> Path:
 
 def share_dir(program: str) -> Path:
     """Manifests from ``program``'s module."""
-    release = releases.by_program().get(program)
-    return (release.folder if release else binary_dir()) / "share" / program
+    return _folder_of(program) / "share" / program
+
+
+def _folder_of(program: str) -> Path:
+    folders = [Path(folder) for folder in os.environ.get(VARIABLE, "").split(os.pathsep) if folder]
+    return next((folder for folder in folders if (folder / program).exists()), binary_dir())
 
 
 def ensure(extra: Sequence[str] = ()) -> Mapping[str, Path]:
     """Path of every program of the cluster, built if missing. ``extra`` names optional ones (kwok, kueue).
 
     Safe to interrupt and to run twice at once: a program appears under its name only when it is complete. Raises
-    BuildError, and ValueError if an unknown release is requested.
+    BuildError.
     """
-    programs = selection(extra)
-    others = releases.by_program()
-    paths = dict(_ensure_pinned([program for program in programs if program.name not in others]))
-    for release in releases.requested().values():
-        paths |= _ensure_release(release, [each for each in programs if others.get(each.name) == release])
-    return paths
-
-
-def _ensure_pinned(programs: Sequence[GoProgram]) -> Mapping[str, Path]:
     target = binary_dir()
     target.mkdir(parents=True, exist_ok=True)
-    if found := _present(programs, target):
-        return found
-    with _exclusive(target.with_suffix(".lock")):
-        paths = {program.name: find(program, target) for program in programs}
-        missing = [program for program in programs if paths[program.name] is None]
+    paths = {program.name: _folder_of(program.name) / program.name for program in selection(extra)}
+    if all(path.exists() for path in paths.values()):  # the fast path of a warm start
+        return paths
+    with exclusive(target.with_suffix(".lock")):
+        absent = [program for program in selection(extra) if not paths[program.name].exists()]
+        on_path = {program.name: find(program) for program in absent}
+        missing = [program for program in absent if on_path[program.name] is None]
         if missing:
-            _build_all(missing, target, lambda: _Source(GO_MODULE, LINKER_FLAGS))
-    return {program.name: paths[program.name] or target / program.name for program in programs}
+            build_all(missing, target, Source(GO_MODULE, ("-ldflags", LINKER_FLAGS)))
+    return paths | {name: path for name, path in on_path.items() if path is not None}
 
 
-def _ensure_release(release: Release, programs: Sequence[GoProgram]) -> Mapping[str, Path]:
-    target = release.folder
-    target.mkdir(parents=True, exist_ok=True)
-    if found := _present(programs, target):
-        return found
-    with _exclusive(target.with_name(f"{target.name}.lock")):
-        seconds = releases.PROGRAMS[release.project]
-        missing = [
-            replace(program, version=release.version, seconds=seconds[program.name])
-            for program in programs
-            if not (target / program.name).exists()
-        ]
-        if missing:
-            _build_all(missing, target, lambda: _release_source(release))
-    return {program.name: target / program.name for program in programs}
-
-
-def _present(programs: Sequence[GoProgram], target: Path) -> Mapping[str, Path]:
-    """All of ``programs`` in ``target``, or nothing if one is missing: the fast path of a warm start."""
-    found = {program.name: target / program.name for program in programs}
-    return found if all(path.exists() for path in found.values()) else {}
-
-
-def find(program: GoProgram, target: Path) -> Path | None:
-    """The program, if its version is exactly ours: from our cache, KUBEBUILDER_ASSETS or PATH; else None."""
-    if (target / program.name).exists():
-        return target / program.name
-    if not program.version_arguments:
-        return None
-    folders = [assets] if (assets := os.environ.get("KUBEBUILDER_ASSETS")) else []
-    for candidate in (
-        shutil.which(program.name, path=folder) for folder in [*folders, os.environ.get("PATH", "")]
-    ):
-        if candidate and _reports(candidate, program):
-            return Path(candidate).absolute()
-    return None
+def find(program: GoProgram) -> Path | None:
+    """The program on PATH, if its version is exactly ours; else None."""
+    candidate = shutil.which(program.name) if program.version_arguments else None
+    return Path(candidate).absolute() if candidate and _reports(candidate, program) else None
 
 
 def _reports(candidate: str, program: GoProgram) -> bool:
@@ -128,41 +89,26 @@ def _reports(candidate: str, program: GoProgram) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Source:
-    """What programs are built from: a Go module, flags of the linker, and the go.mod if it is not the module's own."""
+class Source:
+    """The folder of a Go module, and the compiler's arguments for its programs."""
 
     folder: Path
-    flags: str
-    go_mod: Path | None = None
-
-    @property
-    def arguments(self) -> list[str]:
-        return ["-ldflags", self.flags, *([f"-modfile={self.go_mod}"] if self.go_mod else [])]
+    arguments: Sequence[str]
 
 
-def _release_source(release: Release) -> _Source:
-    """A release's own module, with a go.mod that works without the rest of its repository."""
-    module = module_folder(release.module, release.version, pins=RELEASES)
-    go_mod = release.folder / "go.mod"
-    go_mod.write_text(releases.standalone((module / "go.mod").read_text(), release))
-    go_mod.with_suffix(".sum").write_text((module / "go.sum").read_text() + (RELEASES / "go.sum").read_text())
-    kubernetes = release.version if release.project == "kubernetes" else KUBERNETES_VERSION
-    return _Source(module, linker_flags(kubernetes), go_mod)
-
-
-def _build_all(programs: Sequence[GoProgram], target: Path, source: Callable[[], _Source]) -> None:
+def build_all(programs: Sequence[GoProgram], target: Path, source: Source) -> None:
+    """Builds the programs into ``target``, one after the other, with progress on standard output. Raises BuildError."""
     go = go_compiler()
     total = sum(program.seconds for program in programs)
     print(
         f"building {len(programs)} programs into {target}: about {_clock(total)} on two cores, once",
         flush=True,
     )
-    found = source()
     for number, program in enumerate(programs, start=1):
-        _build(go, program, found, target, f"[{number}/{len(programs)}] {program.name} {program.version}")
+        _build(go, program, source, target, f"[{number}/{len(programs)}] {program.name} {program.version}")
 
 
-def _build(go: Path, program: GoProgram, source: _Source, target: Path, title: str) -> None:
+def _build(go: Path, program: GoProgram, source: Source, target: Path, title: str) -> None:
     partial = target / f".{program.name}.partial"
     command = [str(go), "build", "-trimpath", *source.arguments, "-o", str(partial), program.package]
     started = time.monotonic()
@@ -206,7 +152,7 @@ def _wait_showing(process: subprocess.Popen[str], title: str, expected: int) -> 
             return errors
 
 
-def _keep_files(go: Path, program: GoProgram, source: _Source, target: Path) -> None:
+def _keep_files(go: Path, program: GoProgram, source: Source, target: Path) -> None:
     if not program.files:
         return
     shown = subprocess.run(
@@ -227,43 +173,6 @@ def _keep_files(go: Path, program: GoProgram, source: _Source, target: Path) -> 
             shutil.copytree(module / path, share / name, copy_function=shutil.copyfile)
         else:
             shutil.copyfile(module / path, share / name)
-
-
-def module_folder(module: str, version: str, *, pins: Path = GO_MODULE) -> Path:
-    """The files of a module, verified by go.sum in ``pins`` or, if that lacks it, by Go's checksum database."""
-    shown = subprocess.run(
-        [str(go_compiler()), "mod", "download", "-json", f"{module}@v{version}"],
-        cwd=pins,
-        env=go_environment(),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return Path(json.loads(shown.stdout)["Dir"])
-
-
-def module_program(module: Path, package: str = ".") -> Path:
-    """A program of a Go module of its own, built once for each content of the module.
-
-    Args:
-        module: folder with go.mod, go.sum and, if the program is not one of another module, its code.
-        package: what is built.
-    """
-    digest = hashlib.sha256(package.encode())
-    for file in sorted([module / "go.mod", module / "go.sum", *module.glob("*.go")]):
-        digest.update(file.read_bytes())
-    target = cache_dir() / "go" / f"{module.name}-{digest.hexdigest()[:12]}"
-    if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_suffix(f".{os.getpid()}")
-        command = [str(go_compiler()), "build", "-trimpath", "-ldflags=-s -w", "-o", str(partial), package]
-        done = subprocess.run(
-            command, cwd=module, env=go_environment(), capture_output=True, text=True, check=False
-        )
-        if done.returncode != 0:
-            raise BuildError(f"{module.name}: go build {package} failed:\n{done.stderr.strip()}")
-        partial.replace(target)
-    return target
 
 
 def go_environment() -> dict[str, str]:
@@ -329,7 +238,8 @@ def _go_fits(go: Path) -> bool:
 
 
 @contextmanager
-def _exclusive(lock: Path) -> Iterator[None]:
+def exclusive(lock: Path) -> Iterator[None]:
+    """Held by one process at a time."""
     with lock.open("w") as handle:
         flock(handle, LOCK_EX)
         yield

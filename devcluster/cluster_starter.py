@@ -23,10 +23,11 @@ from devcluster import (
     webhooks,
 )
 from devcluster.errors import LocalClusterError
-from devcluster.kube import Kube, Object
+from devcluster.kube import Kube
 from devcluster.layout import StateFolder
 from devcluster.options import Options
 from devcluster.supervisor import Supervisor
+from finetune_operator.objects import Object
 
 type Say = Callable[[str], None]
 
@@ -206,7 +207,7 @@ class ClusterStarter:
     async def _call(self, configurations: Sequence[Object]) -> None:
         """Makes the API server call these webhooks, once they are served."""
         kube = self._admin()
-        await webhooks.until_served(self.supervisor.session, kube.context, configurations)
+        await webhooks.until_served(self.supervisor.session, self.supervisor.tls, configurations)
         await install.apply_all(kube, configurations)
 
     async def _kwok(self, *, wanted: bool) -> None:

@@ -83,7 +83,7 @@ def running_environment() -> dict[str, str]:
 
 def kubectl(*arguments: str, environment: Mapping[str, str], check: bool = True) -> str:
     done = subprocess.run(
-        [str(build.binary_dir() / "kubectl"), *arguments],
+        [str(build.ensure()["kubectl"]), *arguments],
         env=environment,
         check=check,
         stdout=subprocess.PIPE,

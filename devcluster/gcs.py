@@ -63,11 +63,9 @@ def client_environment(at: str) -> dict[str, str]:
     }
 
 
-async def create_buckets(
-    session: aiohttp.ClientSession, ports: Mapping[str, int], names: Sequence[str] = BUCKETS
-) -> None:
+async def create_buckets(session: aiohttp.ClientSession, ports: Mapping[str, int]) -> None:
     """Creates the missing buckets. Raises aiohttp.ClientError if the server refuses."""
-    for name in names:
+    for name in BUCKETS:
         url = f"{endpoint(ports)}/storage/v1/b"
         async with session.post(url, data=json.dumps({"name": name})) as answer:
             if answer.status != 409:

@@ -8,10 +8,11 @@ from pathlib import Path
 import yaml
 
 from devcluster.errors import LocalClusterError
-from devcluster.kube import Kube, KubeError, Object
+from devcluster.kube import Kube
 from devcluster.layout import CHART, MANIFESTS
 from devcluster.operator_process import NAMESPACE, RELEASE
-from devcluster.releases import version
+from finetune_operator.cluster.port import ClusterError
+from finetune_operator.objects import Object
 
 #: Kinds of the chart's objects that work without containers; the supervisor starts its Deployment's process.
 INSTALLED_KINDS = frozenset(
@@ -43,7 +44,8 @@ async def kwok_rbac(kube: Kube) -> None:
 async def chart(kube: Kube, programs: Mapping[str, Path]) -> str:
     """Renders the chart with helm as a user would and applies CRDs and RBAC. Returns the operator's account."""
     await namespace(kube, NAMESPACE)
-    rendered = await asyncio.to_thread(_render, programs["helm"])
+    version = (await kube.get("/version"))["gitVersion"]
+    rendered = await asyncio.to_thread(_render, programs["helm"], version)
     wanted = [manifest for manifest in rendered if manifest["kind"] in INSTALLED_KINDS]
     definitions = crds(wanted)
     await apply_all(kube, definitions)
@@ -79,7 +81,7 @@ async def apply_all(kube: Kube, manifests: Iterable[Object]) -> None:
     for manifest in manifests:
         try:
             await kube.apply(manifest)
-        except KubeError as error:
+        except ClusterError as error:
             name = f"{manifest['kind']} {manifest['metadata']['name']}"
             raise LocalClusterError(f"the API server rejects {name}: {error}") from error
 
@@ -107,10 +109,10 @@ def documents(path: Path) -> list[Object]:
     return [document for document in yaml.safe_load_all(path.read_text()) if document]
 
 
-def _render(helm: Path) -> list[Object]:
+def _render(helm: Path, version: str) -> list[Object]:
     command = [str(helm), "template", RELEASE, str(CHART), "--namespace", NAMESPACE, "--include-crds"]
     # helm is not connected to the cluster, and believes in the version that it was built with.
-    command += ["--kube-version", version("kubernetes")]
+    command += ["--kube-version", version]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     if done.returncode != 0:
         raise LocalClusterError(f"helm can't render {CHART}:\n{done.stderr.strip()}")

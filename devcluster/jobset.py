@@ -7,10 +7,10 @@ import yaml
 
 from devcluster.build import share_dir
 from devcluster.component import Component
-from devcluster.kube import Object
 from devcluster.layout import StateFolder
 from devcluster.rbac import manager_role
 from devcluster.webhooks import with_url_clients
+from finetune_operator.objects import Object
 
 #: Pods created by the JobSet controller. Its pod webhooks apply only to these, so they can't block any other pod.
 JOBSET_PODS = {"matchExpressions": [{"key": "jobset.sigs.k8s.io/jobset-name", "operator": "Exists"}]}

@@ -1,53 +1,43 @@
-"""A thin asyncio client for the Kubernetes API: plain dicts in, plain dicts out.
+"""The operator's client by path: what the cluster, its node agent and tests call of the Kubernetes API.
 
-The node agent patches statuses and watches objects whose fields may be newer than any generated model, so it calls the
-API the way kubectl does: by path, with dicts. One session per client; close it.
+They patch statuses and watch objects of any kind, so an object is named by its path, as by ``kubectl get --raw``.
 """
 
 import asyncio
 import contextlib
-import json
-import ssl
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
-import aiohttp
-import yaml
+from kubernetes.aio.client import Configuration
 
-type Object = dict[str, Any]
+from finetune_operator.cluster.kubeconfig import read_kubeconfig
+from finetune_operator.cluster.port import ClusterError, NotFound, ResourceKind
+from finetune_operator.cluster.requests import JSON, CallLimits, Request
+from finetune_operator.cluster.streams import SILENCE_SECONDS, StreamingClient
+from finetune_operator.objects import Object
 
 MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
 APPLY = "application/apply-patch+yaml"
-#: Seconds after which the API server ends a watch; a fresh list follows, which recovers missed changes.
-WATCH_SECONDS = 300
+#: A cluster of one user: a collection is read as a whole, however large it is.
+_LIMITS = CallLimits(read_seconds=30, answer_bytes=1 << 30, large_answers=64)
 
 
-class KubeError(Exception):
-    """The API server's refusal: HTTP status, reason and message, as in its Status object."""
+@dataclass(frozen=True)
+class _Call(Request):
+    """A call by its path, which is in ``kind.plural``."""
 
-    def __init__(self, status: int, reason: str, message: str) -> None:
-        super().__init__(f"{status} {reason}: {message}")
-        self.status = status
-        self.reason = reason
-        self.message = message
+    media_type: str = JSON
 
+    @property
+    def path(self) -> str:
+        return self.kind.plural
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resource:
-    """API path of the objects of one kind: ``/api/v1/…/pods`` or ``/apis/<group>/<version>/…``."""
-
-    api_version: str
-    plural: str
-    namespaced: bool
-
-    def path(self, namespace: str | None = None, name: str | None = None) -> str:
-        root = f"/api/{self.api_version}" if "/" not in self.api_version else f"/apis/{self.api_version}"
-        middle = f"/namespaces/{namespace}" if self.namespaced and namespace else ""
-        return f"{root}{middle}/{self.plural}" + (f"/{name}" if name else "")
+    @property
+    def content_type(self) -> str:
+        return self.media_type
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,129 +49,67 @@ class WatchEvent:
 
 
 class Kube:
-    """A client with the identity of one kubeconfig file."""
+    """A client with the identity of one kubeconfig file. Calls raise ClusterError."""
 
-    def __init__(self, server: str, context: ssl.SSLContext, token: str | None = None) -> None:
-        self.server = server
-        self.context = context
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._session: aiohttp.ClientSession | None = None
-        self._kinds: dict[str, dict[str, Resource]] = {}
+    def __init__(self, configuration: Configuration) -> None:
+        self.client = StreamingClient(configuration, limits=_LIMITS)
+        self._kinds: dict[str, dict[str, ResourceKind]] = {}
 
     @classmethod
     def of(cls, kubeconfig: Path) -> Self:
         """A client for the current context of ``kubeconfig``, which names its certificates as files."""
-        config = yaml.safe_load(kubeconfig.read_text())
-        context = next(c["context"] for c in config["contexts"] if c["name"] == config["current-context"])
-        cluster = next(c["cluster"] for c in config["clusters"] if c["name"] == context["cluster"])
-        user = next(u["user"] for u in config["users"] if u["name"] == context["user"])
-        tls = ssl.create_default_context(cafile=cluster["certificate-authority"])
-        if "client-certificate" in user:
-            tls.load_cert_chain(user["client-certificate"], user["client-key"])
-        return cls(cluster["server"], tls, user.get("token"))
+        content = read_kubeconfig(str(kubeconfig))
+        context = content.context(content.current, None)
+        configuration = Configuration(host=context.cluster["server"])
+        configuration.ssl_ca_cert = context.cluster["certificate-authority"]
+        configuration.cert_file = context.user["client-certificate"]
+        configuration.key_file = context.user["client-key"]
+        # loopback must never go through a proxy
+        configuration.client_session_kwargs = {"trust_env": False}
+        return cls(configuration)
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_exception: object) -> None:
         await self.close()
 
     async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        await self.client.close()
 
-    def session(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            connector = aiohttp.TCPConnector(ssl=self.context, limit=64)
-            # trust_env stays off: loopback must never go through a proxy
-            self._session = aiohttp.ClientSession(
-                self.server,
-                connector=connector,
-                headers=self._headers,
-                timeout=aiohttp.ClientTimeout(total=30),
-            )
-        return self._session
-
-    async def request(
-        self,
-        method: str,
-        path: str,
-        body: Object | None = None,
-        *,
-        params: Mapping[str, str] | None = None,
-        content_type: str = "application/json",
-    ) -> Object:
-        """One API call; returns the decoded answer.
-
-        Raises KubeError for a refusal, aiohttp.ClientError if there is no answer.
-        """
-        data = None if body is None else json.dumps(body, ensure_ascii=False)
-        headers = {"Content-Type": content_type} if body is not None else None
-        async with self.session().request(method, path, data=data, params=params, headers=headers) as answer:
-            text = await answer.text()
-            if answer.status >= 400:
-                raise _refusal(answer.status, text)
-            return _decoded(text)
-
-    async def get(self, path: str) -> Object:
-        return await self.request("GET", path)
+    async def get(self, path: str, **parameters: str) -> Object:
+        return await self._call("get", path, **parameters)
 
     async def find(self, path: str) -> Object | None:
         """The object; None if there is none."""
-        try:
+        with contextlib.suppress(NotFound):
             return await self.get(path)
-        except KubeError as error:
-            if error.status == 404:
-                return None
-            raise
+        return None
 
-    async def list(self, path: str, **params: str) -> list[Object]:
-        return list((await self.request("GET", path, params=params))["items"])
+    async def list(self, path: str, **selectors: str) -> list[Object]:
+        return list((await self.get(path, **selectors))["items"])
+
+    async def text(self, path: str) -> str:
+        """A response that is not JSON."""
+        return b"\n".join([line async for line in self.client.lines(path, (), SILENCE_SECONDS)]).decode()
 
     async def create(self, path: str, body: Object) -> Object:
-        return await self.request("POST", path, body)
+        return await self._call("create", path, body)
 
-    async def patch(self, path: str, body: Object, content_type: str = MERGE) -> Object:
-        return await self.request("PATCH", path, body, content_type=content_type)
+    async def patch(self, path: str, body: Object | Sequence[Object], media_type: str = MERGE) -> Object:
+        return await self._call("patch", path, body, media_type)
 
     async def delete(self, path: str, *, options: Object | None = None) -> None:
         """Requests deletion; an object that is already gone is no error."""
-        try:
-            await self.request("DELETE", path, options)
-        except KubeError as error:
-            if error.status != 404:
-                raise
+        with contextlib.suppress(NotFound):
+            await self._call("delete", path, options)
 
-    async def apply(self, manifest: Object, *, manager: str = "devcluster") -> Object:
+    async def apply(self, manifest: Object) -> Object:
         """Server-side apply of a whole manifest; takes over fields from other field managers."""
-        resource = await self.resource(manifest["apiVersion"], manifest["kind"])
-        meta = manifest["metadata"]
-        return await self.request(
-            "PATCH",
-            resource.path(meta.get("namespace"), meta["name"]),
-            manifest,
-            params={"fieldManager": manager, "force": "true", "fieldValidation": "Strict"},
-            content_type=APPLY,
-        )
-
-    async def resource(self, api_version: str, kind: str) -> Resource:
-        """Discovers the resource of ``kind``. Raises KubeError 404 if the server does not have it."""
-        if kind not in self._kinds.get(api_version, {}):
-            root = f"/api/{api_version}" if "/" not in api_version else f"/apis/{api_version}"
-            self._kinds[api_version] = {
-                entry["kind"]: Resource(
-                    api_version=api_version, plural=entry["name"], namespaced=entry["namespaced"]
-                )
-                for entry in (await self.get(root))["resources"]
-                if "/" not in entry["name"]
-            }
-        try:
-            return self._kinds[api_version][kind]
-        except KeyError:
-            raise KubeError(404, "NotFound", f"no kind {kind} in {api_version}") from None
+        kind = await self._kind(manifest["apiVersion"], manifest["kind"])
+        path = kind.path(manifest["metadata"].get("namespace"), manifest["metadata"]["name"])
+        options = {"fieldManager": "devcluster", "force": "true", "fieldValidation": "Strict"}
+        return await self._call("apply", path, manifest, APPLY, **options)
 
     async def watch(self, path: str, **selectors: str) -> AsyncGenerator[WatchEvent]:
         """Lists and then watches; starts again from the list whenever the stream ends. Never returns.
@@ -190,57 +118,35 @@ class Kube:
         must compare against it, as deletions may have been missed.
         """
         while True:
-            try:
-                listed = await self.request("GET", path, params=selectors)
+            with contextlib.suppress(ClusterError):
+                listed = await self.get(path, **selectors)
                 yield WatchEvent("SYNCED", listed["items"])
                 version = listed["metadata"]["resourceVersion"]
                 # a caller that stops iterating must not leave the connection open until garbage collection
-                async with contextlib.aclosing(self._stream(path, selectors, version)) as events:
-                    async for event in events:
-                        yield event
-            except (aiohttp.ClientError, TimeoutError, KubeError, json.JSONDecodeError):
-                await asyncio.sleep(0.5)
+                changes = self.client.changes(path, list(selectors.items()), version)
+                async with contextlib.aclosing(changes):
+                    async for kind, changed in changes:
+                        yield WatchEvent(kind, (changed,))
+            await asyncio.sleep(0.5)
 
-    async def _stream(
-        self, path: str, selectors: Mapping[str, str], version: str
-    ) -> AsyncGenerator[WatchEvent]:
-        params = {
-            **selectors,
-            "watch": "true",
-            "resourceVersion": version,
-            "timeoutSeconds": str(WATCH_SECONDS),
-        }
-        timeout = aiohttp.ClientTimeout(total=None, sock_read=WATCH_SECONDS + 30)
-        async with self.session().get(path, params=params, timeout=timeout) as answer:
-            if answer.status >= 400:
-                raise _refusal(answer.status, await answer.text())
-            try:
-                rest = b""
-                # chunks rather than lines: aiohttp refuses a line longer than its buffer, and an object may be long
-                async for chunk in answer.content.iter_any():
-                    *lines, rest = (rest + chunk).split(b"\n")
-                    for line in lines:
-                        change = json.loads(line)
-                        if change["type"] == "ERROR":
-                            status = change["object"]
-                            raise KubeError(
-                                status.get("code", 500), status.get("reason", ""), status.get("message", "")
-                            )
-                        yield WatchEvent(change["type"], (change["object"],))
-            finally:
-                # a watch has no regular end: a graceful close may outlive the loop
-                if answer.connection is not None and answer.connection.transport is not None:
-                    answer.connection.transport.abort()
+    async def _call(
+        self, verb: str, path: str, body: Any = None, media_type: str = JSON, /, **parameters: str
+    ) -> Object:
+        query = list(parameters.items())
+        kind = ResourceKind("", "", path)
+        return await self.client.call(_Call(verb, kind, None, query=query, body=body, media_type=media_type))
 
-
-def _refusal(status: int, text: str) -> KubeError:
-    try:
-        body = json.loads(text)
-        return KubeError(status, body.get("reason", ""), body.get("message", text))
-    except (ValueError, AttributeError):
-        return KubeError(status, "", text.strip())
-
-
-def _decoded(text: str) -> Object:
-    decoded: Object = json.loads(text) if text else {}
-    return decoded
+    async def _kind(self, api_version: str, kind: str) -> ResourceKind:
+        """Discovers the resource of ``kind``. Raises NotFound if the server does not have it."""
+        if kind not in self._kinds.get(api_version, {}):
+            group, _, version = api_version.rpartition("/")
+            resources = (await self.get(ResourceKind(group, version, "").prefix))["resources"]
+            self._kinds[api_version] = {
+                resource["kind"]: ResourceKind(group, version, resource["name"])
+                for resource in resources
+                if "/" not in resource["name"]
+            }
+        try:
+            return self._kinds[api_version][kind]
+        except KeyError:
+            raise NotFound(f"no kind {kind} in {api_version}", status=404) from None

@@ -10,10 +10,10 @@ import yaml
 
 from devcluster.build import share_dir
 from devcluster.component import Component
-from devcluster.kube import Object
 from devcluster.layout import StateFolder
 from devcluster.rbac import manager_role
 from devcluster.webhooks import with_url_clients
+from finetune_operator.objects import Object
 
 NAMESPACE = "kueue-system"
 _PREFIX = "kueue"
@@ -101,10 +101,10 @@ def _groups(hook: Object) -> set[str]:
     return {group for rule in hook["rules"] for group in rule["apiGroups"]}
 
 
-def _all(path: Path) -> list[Object]:
+def _all(path: Path) -> list[dict[str, Any]]:
     return [document for document in yaml.safe_load_all(path.read_text()) if document]
 
 
-def _one(path: Path) -> Object:
+def _one(path: Path) -> dict[str, Any]:
     (document,) = _all(path)
     return document

@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from devcluster import gcs
+from devcluster import gcs, pathways
 from devcluster.component import Component
 from devcluster.layout import ROOT, StateFolder, cache_dir
 from devcluster.options import Options
-from devcluster.pathways import images as pathways
 
 #: The image that the operator's profile `local` uses.
 TRAINER_IMAGE = "localhost/finetune-trainer:dev"

@@ -58,10 +58,9 @@ class Options:
         return [field.name for field in fields if getattr(self, field.name) != getattr(other, field.name)]
 
 
-def inherited_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+def inherited_environment() -> dict[str, str]:
     """The variables of PASSED_ON that are set, and always HF_HOME. Loopback bypasses the proxy."""
-    source = os.environ if environment is None else environment
-    taken = {name: source[name] for name in PASSED_ON if source.get(name)}
+    taken = {name: os.environ[name] for name in PASSED_ON if os.environ.get(name)}
     # pods have their own home folders, but share downloads from the hub
     taken.setdefault("HF_HOME", str(Path.home() / ".cache" / "huggingface"))
     if any(name.lower().endswith("_proxy") for name in taken):

@@ -1,6 +1,6 @@
 """A controller's permissions, bound to the user that it runs as."""
 
-from devcluster.kube import Object
+from finetune_operator.objects import Object
 
 _GROUP = "rbac.authorization.k8s.io"
 

@@ -1,6 +1,5 @@
 """Models and data that the demos and the end-to-end tests put into the object store, made on this machine."""
 
-import json
 import shutil
 import subprocess
 import tempfile
@@ -37,12 +36,12 @@ def trainer_python() -> str:
     return f"{done.stdout.splitlines()[-1]}/bin/python"
 
 
-def _run(script: str, *arguments: str) -> None:
-    subprocess.run([trainer_python(), FIXTURES / script, *arguments], check=True, stdout=subprocess.DEVNULL)
+def _run(script: str, folder: Path) -> None:
+    subprocess.run([trainer_python(), FIXTURES / script, folder], check=True)
 
 
 def _tiny_model(folder: Path) -> None:
-    _run("tiny_models.py", str(folder), "--family", "qwen3")
+    _run("tiny_qwen3.py", folder)
 
 
 def _capitals(folder: Path) -> None:
@@ -123,11 +122,3 @@ def download(uri: str, folder: Path, endpoint: str) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         blob.download_to_filename(target)
     return folder
-
-
-def answers() -> dict[str, str]:
-    """Question -> the word that a right answer contains, for the capitals data."""
-    rows = (json.loads(line) for line in (folder_of(CAPITALS) / "train.jsonl").read_text().splitlines())
-    return {
-        r["messages"][0]["content"]: r["messages"][1]["content"].rstrip(".").rsplit(" ", 1)[-1] for r in rows
-    }

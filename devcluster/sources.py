@@ -7,7 +7,7 @@ from devcluster.layout import ROOT
 
 OPERATOR = ("operator", "contract")
 CLUSTER = ("devcluster",)
-STAGES = ("trainer_image", "contract", "devcluster/agent", "devcluster/pathways")
+STAGES = ("trainer_image", "contract", "devcluster/agent")
 
 
 def digest(folders: Sequence[str]) -> str:

@@ -125,9 +125,7 @@ class Supervisor:
         elif pid is None:
             condition = f"restarting (exit {slot.last_exit})"
         else:
-            condition = (
-                "ready" if await is_ready(self.session, slot.component, self._context()) else "not ready"
-            )
+            condition = "ready" if await is_ready(self.session, slot.component, self.tls) else "not ready"
         return {
             "name": name,
             "state": condition,
@@ -183,7 +181,7 @@ class Supervisor:
         component = slot.component
         deadline = time.monotonic() + component.ready_seconds
         while time.monotonic() < deadline:
-            if slot.running.is_set() and await is_ready(self.session, component, self._context()):
+            if slot.running.is_set() and await is_ready(self.session, component, self.tls):
                 return
             if slot.failures >= 3:
                 raise LocalClusterError(
@@ -201,7 +199,9 @@ class Supervisor:
             return f"; the end of {log}:\n  " + "\n  ".join(last)
         return f"; see {log}"
 
-    def _context(self) -> ssl.SSLContext:
+    @property
+    def tls(self) -> ssl.SSLContext:
+        """Trusts the cluster's certificates and presents the administrator's."""
         assert self._tls is not None, "trust() comes before start()"
         return self._tls
 

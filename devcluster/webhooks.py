@@ -8,8 +8,8 @@ from collections.abc import Iterable
 import aiohttp
 
 from devcluster.errors import LocalClusterError
-from devcluster.kube import Object
 from devcluster.layout import StateFolder
+from finetune_operator.objects import Object
 
 #: A controller reports readiness when its webhook server listens; the handlers are registered a moment later.
 _TRIES, _PAUSE_SECONDS = 400, 0.05
@@ -24,7 +24,7 @@ def with_url_clients(
     are dropped. Apply the copies only once the controller serves: their failurePolicy is Fail.
     """
     authority = base64.b64encode((state.pki / "ca.crt").read_bytes()).decode()
-    local = []
+    local: list[Object] = []
     for configuration in configurations:
         name = f"{prefix}-{configuration['metadata']['name']}"
         hooks = [

@@ -10,8 +10,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-
 from devcluster import gcs
 from devcluster.agent import environment, nodes
 from devcluster.agent.environment import ConfigError, EnvSources
@@ -20,8 +18,10 @@ from devcluster.agent.pod import PodRunner, pod_folder
 from devcluster.agent.process import ColdProcess, Launch, Process
 from devcluster.agent.status import PodTermination
 from devcluster.agent.warm import WarmServer
-from devcluster.kube import MERGE, STRATEGIC, Kube, KubeError, Object
+from devcluster.kube import MERGE, STRATEGIC, Kube
 from devcluster.nodeagent import AgentConfig
+from finetune_operator.cluster.port import ClusterError, NotFound
+from finetune_operator.objects import Object
 
 #: Most seconds that a pod gets to end when the whole cluster ends.
 SHUTDOWN_GRACE_SECONDS = 20.0
@@ -105,7 +105,7 @@ class Agent:
     async def _find(self, namespace: str, plural: str, name: str) -> Object | None:
         try:
             return await self.kube.find(f"/api/v1/namespaces/{namespace}/{plural}/{name}")
-        except (KubeError, aiohttp.ClientError, TimeoutError) as error:
+        except ClusterError as error:
             raise ConfigError(f"{plural}/{name} can't be read: {error}") from error
 
     async def _hosts(self, pod: Object) -> int:
@@ -118,7 +118,7 @@ class Agent:
             job = await self.kube.get(
                 f"/apis/batch/v1/namespaces/{pod['metadata']['namespace']}/jobs/{owner['name']}"
             )
-        except (KubeError, aiohttp.ClientError, TimeoutError) as error:
+        except ClusterError as error:
             raise ConfigError(f"Job {owner['name']} can't be read: {error}") from error
         return int(job["spec"].get("parallelism", 1))
 
@@ -148,7 +148,7 @@ class Agent:
                     await self.kube.patch(path, manifest, MERGE)
                 await self.kube.patch(f"{path}/status", self._status(node), STRATEGIC)
                 await self._renew(node)
-            except (KubeError, aiohttp.ClientError, TimeoutError) as error:
+            except ClusterError as error:
                 print(f"node {node.name} can't be registered yet: {error!r}", flush=True)
                 await asyncio.sleep(0.5)
             else:
@@ -167,7 +167,7 @@ class Agent:
                         await self.kube.patch(
                             f"/api/v1/nodes/{node.name}/status", self._status(node), STRATEGIC
                         )
-                except (KubeError, aiohttp.ClientError, TimeoutError) as error:
+                except ClusterError as error:
                     print(f"heartbeat of {node.name}: {error!r}", flush=True)
 
     def _status(self, node: LocalNode) -> Object:
@@ -178,9 +178,7 @@ class Agent:
         folder = f"/apis/coordination.k8s.io/v1/namespaces/{nodes.LEASE_NAMESPACE}/leases"
         try:
             await self.kube.patch(f"{folder}/{node.name}", lease, MERGE)
-        except KubeError as error:
-            if error.status != 404:
-                raise
+        except NotFound:
             await self.kube.create(folder, lease)
 
     # --- pods -------------------------------------------------------------------------------------------------

@@ -5,12 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from devcluster.agent import environment
-from devcluster.agent.addresses import host_aliases, pod_address, resolve_names
 from devcluster.agent.environment import ConfigError, EnvSources
 from devcluster.agent.process import Launch
 from devcluster.agent.status import FALLBACK_BYTES, TERMINATION_MESSAGE_BYTES, ContainerStateWaiting
 from devcluster.agent.unsupported import TOKEN_VOLUME
-from devcluster.kube import Object
+from finetune_operator.objects import Object
 
 #: The program in an image's folder that containers without a command start.
 ENTRY_POINT = "entrypoint"
@@ -28,7 +27,7 @@ def build_launch(
 ) -> Launch:
     """Returns the program to start, and removes the termination message of an earlier run. Raises ConfigError.
 
-    Paths below a mount point become paths of the local folder for that volume, names of pods become their addresses.
+    Paths below a mount point become paths of the local folder for that volume.
 
     Args:
         programs: folder with the programs of the container's image.
@@ -39,7 +38,6 @@ def build_launch(
     """
     name = container["name"]
     command = container.get("command") or [_entry_point(programs, name)]
-    names = host_aliases(pod)
     mounts = _mounts(container, folder)
     variables = environment.spec_environment(container, pod, sources)
     message = folder / f"{name}.termination"
@@ -48,7 +46,6 @@ def build_launch(
         "PATH": f"{programs}:/usr/local/bin:/usr/bin:/bin",
         "HOME": str(folder / "home"),
         "TMPDIR": str(folder / "tmp"),
-        "POD_ADDRESS": pod_address(pod),
         "HOSTNAME": pod["spec"].get("hostname") or pod["metadata"]["name"],
         "LANG": "C.UTF-8",
         "TERMINATION_MESSAGE_PATH": str(message),
@@ -59,8 +56,8 @@ def build_launch(
     )
     working_dir = container.get("workingDir")
     return Launch(
-        argv=[resolve_names(environment.map_mount_path(word, mounts), names) for word in words],
-        env={**base, **platform, **{key: resolve_names(value, names) for key, value in local.items()}},
+        argv=[environment.map_mount_path(word, mounts) for word in words],
+        env={**base, **platform, **local},
         cwd=Path(environment.map_mount_path(working_dir, mounts) if working_dir else base["HOME"]),
         log=log,
         image=container["image"],

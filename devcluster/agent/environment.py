@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from devcluster.agent.addresses import pod_address
-from devcluster.agent.nodes import TPU_RESOURCE
-from devcluster.kube import Object
+from devcluster.agent.nodes import ADDRESS, TPU_RESOURCE
+from finetune_operator.objects import Object
 
 _JOBSET = "jobset.sigs.k8s.io/"
 _REFERENCE = re.compile(r"\$\$|\$\(([^()]+)\)")
@@ -80,8 +79,8 @@ def field_value(path: str, pod: Object) -> str:
         "metadata.uid": meta["uid"],
         "spec.nodeName": spec.get("nodeName", ""),
         "spec.serviceAccountName": spec.get("serviceAccountName", ""),
-        "status.hostIP": "127.0.0.1",
-        "status.podIP": pod_address(pod),
+        "status.hostIP": ADDRESS,
+        "status.podIP": ADDRESS,
     }
     if path not in simple:
         raise ConfigError(f"fieldRef {path!r} is not supported by the local node agent")

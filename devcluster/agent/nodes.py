@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from devcluster.kube import Object
+from finetune_operator.objects import Object
 
 #: The kubelet version that a node reports; the agent implements its part of the API.
 KUBELET_VERSION = "v1.36.3"
@@ -12,6 +12,8 @@ LEASE_SECONDS = 40
 RENEW_SECONDS = 10
 TPU_RESOURCE = "google.com/tpu"
 LEASE_NAMESPACE = "kube-node-lease"
+#: Of nodes and of their pods: there are no network namespaces.
+ADDRESS = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +92,7 @@ def status(node: LocalNode, *, port: int, now: datetime) -> Object:
             "allocatable": resources,
             "conditions": [_condition(*row, now=now) for row in _CONDITIONS],
             # only an InternalIP: a Hostname address would be dialed by name
-            "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
+            "addresses": [{"type": "InternalIP", "address": ADDRESS}],
             "daemonEndpoints": {"kubeletEndpoint": {"Port": port}},
             "nodeInfo": {
                 "architecture": "amd64",

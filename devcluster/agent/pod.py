@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-import aiohttp
-
 from devcluster.agent.process import POD_FOLDERS, clear_volumes
 from devcluster.agent.runner import RETRY_SECONDS, ContainerRunner, Node
 from devcluster.agent.status import (
@@ -19,7 +17,9 @@ from devcluster.agent.status import (
     pod_status,
 )
 from devcluster.agent.unsupported import unsupported
-from devcluster.kube import STRATEGIC, Kube, KubeError, Object
+from devcluster.kube import STRATEGIC, Kube
+from finetune_operator.cluster.port import ClusterError, Conflict, NotFound
+from finetune_operator.objects import Object
 
 DEFAULT_GRACE_SECONDS = 30
 #: Least seconds that a kubelet gives each sidecar, however long the others took.
@@ -269,12 +269,10 @@ class PodRunner:
         while not self._gone.is_set():
             try:
                 await act()
-            except KubeError as error:
-                if error.status in {404, 409}:  # gone, or another pod of that name: its uid differs
-                    return
+            except (NotFound, Conflict):  # gone, or another pod of that name: its uid differs
+                return
+            except ClusterError as error:
                 print(f"pod {self.pod['metadata']['name']}: {error}", flush=True)
-            except (aiohttp.ClientError, TimeoutError) as error:
-                print(f"pod {self.pod['metadata']['name']}: {error!r}", flush=True)
             else:
                 return
             with contextlib.suppress(TimeoutError):

@@ -109,17 +109,8 @@ def forget(folder: Path, name: str) -> None:
     (folder / f"{name}.process").unlink(missing_ok=True)
 
 
-def simulate_oom_kill(folder: Path, name: str) -> None:
-    """Simulates the kernel's out-of-memory kill, as no cgroup limits a container here.
-
-    The container is killed, and a file in the pod's folder records the reason, as the cgroup's ``memory.events`` does.
-    """
-    (folder / f"{name}.oom").touch()
-    ProcessIdentity(**json.loads((folder / f"{name}.process").read_text())).signal_group(signal.SIGKILL)
-
-
 def was_oom_killed(folder: Path, name: str) -> bool:
-    """Whether the container ended by an out-of-memory kill."""
+    """Whether the container ended by an out-of-memory kill: a file says so, as no cgroup limits a container here."""
     return (folder / f"{name}.oom").exists()
 
 

@@ -27,7 +27,8 @@ from devcluster.agent.status import (
     ContainerStateWaiting,
     ended,
 )
-from devcluster.kube import Kube, Object
+from devcluster.kube import Kube
+from finetune_operator.objects import Object
 
 #: Seconds between attempts to start a container that can't start yet. A kubelet takes up to 10 s.
 RETRY_SECONDS = 1.0

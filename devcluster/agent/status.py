@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum, auto
+from typing import Any
 
-from devcluster.agent.addresses import pod_address
-from devcluster.agent.nodes import timestamp
-from devcluster.kube import Object
+from devcluster.agent.nodes import ADDRESS, timestamp
+from finetune_operator.objects import Object
 
 #: Bytes of a termination message that a kubelet keeps.
 TERMINATION_MESSAGE_BYTES = 4096
@@ -130,13 +130,12 @@ def pod_status(
     """A strategic merge patch of the pod's status. Its uid limits it to this pod."""
     serving = (*containers, *(c for c in inits if c.role is ContainerRole.SIDECAR))
     ready = not over and all(c.ready for c in serving)
-    address = pod_address(pod)
-    status: Object = {
+    status: dict[str, Any] = {
         "phase": phase(inits, containers, over=over),
-        "hostIP": "127.0.0.1",
-        "hostIPs": [{"ip": "127.0.0.1"}],
-        "podIP": address,
-        "podIPs": [{"ip": address}],
+        "hostIP": ADDRESS,
+        "hostIPs": [{"ip": ADDRESS}],
+        "podIP": ADDRESS,
+        "podIPs": [{"ip": ADDRESS}],
         "startTime": timestamp(started),
         "conditions": _conditions(pod, inits, containers, ready=ready, over=over, ending=ending, now=now),
         "containerStatuses": [container_status(record) for record in containers],

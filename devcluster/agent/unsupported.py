@@ -1,6 +1,6 @@
 """What local nodes do not support in a pod; the pod's status names it, and the pod is not run. Pure."""
 
-from devcluster.kube import Object
+from finetune_operator.objects import Object
 
 #: The API server adds this volume to pods that automount their account's token; local pods have no mounts, and stage
 #: pods need no token.

@@ -21,7 +21,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
-from devcluster.kube import Kube, Object
+from devcluster.kube import Kube
+from finetune_operator.objects import Object
 from tests.bench.measure import percentile, stage_request
 from tests.doubles.local_cluster import LocalCluster
 from tests.integration import fake_trainer

@@ -12,13 +12,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_trainer.data.batches import TrainBatches
 from finetune_trainer.process.processes import Processes
 from finetune_trainer.process.stopping import ImmediateStop
 from finetune_trainer.stages import data_check
 from finetune_trainer.stages.context import StageContext
 from finetune_trainer.storage import open_store
+from tests.doubles.tiny_models import TinyModelSpec, write_model
 from tests.trainer.requests import request
 
 

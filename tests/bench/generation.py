@@ -14,7 +14,6 @@ import numpy as np
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_trainer import families
 from finetune_trainer.checkpoints.weights import open_weights
 from finetune_trainer.conversion import streaming
@@ -24,6 +23,7 @@ from finetune_trainer.evaluation.generate import Generator
 from finetune_trainer.evaluation.models import LoadedModel, load
 from finetune_trainer.evaluation.sampling import Sampling
 from finetune_trainer.storage import engine_path, open_store
+from tests.doubles.tiny_models import TinyModelSpec, write_model
 
 ROWS, PROMPT = 8, 64
 LENGTHS = (64, 256)

@@ -17,8 +17,9 @@ from devcluster.agent.environment import EnvSources
 from devcluster.agent.nodes import LocalNode
 from devcluster.agent.pod import PodRunner, pod_folder
 from devcluster.agent.process import Launch
-from devcluster.kube import MERGE, STRATEGIC, Kube, Object
+from devcluster.kube import MERGE, STRATEGIC, Kube
 from finetune_contract import ExitCode, RunFolder, Stage, StageRequest
+from finetune_operator.objects import Object
 from tests.doubles.fakenodes import tpu_pool
 from tests.integration import fake_trainer
 

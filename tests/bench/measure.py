@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from devcluster.kube import Object
 from finetune_contract import StageRequest
+from finetune_operator.objects import Object
 from tests.doubles.local_cluster import LocalCluster
 
 _TICKS = os.sysconf("SC_CLK_TCK")

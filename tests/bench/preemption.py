@@ -25,7 +25,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Literal
 
-from devcluster.kube import Kube, Object
+from devcluster.kube import Kube
+from finetune_operator.objects import Object
 from tests.bench.__main__ import JOBS, JOBSETS, PODS, PROFILE
 from tests.bench.hosts import HOSTS, Hosts, slices
 from tests.bench.measure import cpu_seconds, operator_requests, percentile

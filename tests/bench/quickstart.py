@@ -108,7 +108,7 @@ def quickstart(manifest: Mapping[str, Any], name: str, environment: Mapping[str,
     body = {**manifest, "metadata": {"name": name}, "spec": {**manifest["spec"], "cache": "Off"}}
     started = time.monotonic()
     subprocess.run(
-        [str(build.binary_dir() / "kubectl"), "apply", "-f", "-"],
+        [str(build.ensure()["kubectl"]), "apply", "-f", "-"],
         input=json.dumps(body),
         text=True,
         env=environment,

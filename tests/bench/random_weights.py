@@ -15,10 +15,10 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_trainer import families
 from finetune_trainer.checkpoints import shards
 from finetune_trainer.checkpoints.shards import Slot
+from tests.doubles.tiny_models import TinyModelSpec, write_model
 
 _SHARD_BYTES = 2 * 2**30
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from devcluster import samples
+from devcluster.fixtures.chat_data import write_data
 from devcluster.layout import ROOT
 from finetune_contract import RunFolder, StageResult
 from tests.trainer.requests import request
@@ -198,19 +199,12 @@ def _large(gigabytes: float) -> dict[str, int]:
 
 def _model(folder: Path, sizes: Mapping[str, int]) -> int:
     """Writes the model and returns the bytes of its weights."""
-    code = f"from devcluster.fixtures.tiny_models import *; write_model(Path({str(folder)!r}), Spec(**{dict(sizes)!r}))"
-    subprocess.run(
-        [samples.trainer_python(), "-c", f"from pathlib import Path; {code}"], check=True, cwd=ROOT
+    code = (
+        "from pathlib import Path; from tests.doubles.tiny_models import TinyModelSpec, write_model; "
+        f"write_model(Path({str(folder)!r}), TinyModelSpec(**{dict(sizes)!r}))"
     )
+    subprocess.run([samples.trainer_python(), "-c", code], check=True, cwd=ROOT)
     return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-
-
-def write_data(folder: Path) -> None:
-    subprocess.run(
-        [samples.trainer_python(), ROOT / "devcluster/fixtures/chat_data.py", folder],
-        check=True,
-        stdout=subprocess.DEVNULL,
-    )
 
 
 def _print(title: str, rows: list[dict[str, float]]) -> None:

@@ -16,7 +16,8 @@ import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from devcluster.kube import Kube, Object
+from devcluster.kube import Kube
+from finetune_operator.objects import Object
 from tests.bench.measure import cpu_seconds
 from tests.bench.scale.load import without_controllers
 from tests.doubles.local_cluster import LocalCluster
@@ -81,9 +82,7 @@ class Bench:
             patch = [{"op": "replace", "path": "/status", "value": {**status, "summary": f"Round {number}."}}]
 
             async def write(name: str, patch: list[Object] = patch) -> object:
-                return await self.kube.request(
-                    "PATCH", f"{path}/{name}/status", patch, content_type="application/json-patch+json"
-                )  # type: ignore[arg-type]
+                return await self.kube.patch(f"{path}/{name}/status", patch, "application/json-patch+json")
 
             figures.append(await self.cpu(write))
         # The first round creates the status.

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 from devcluster import kwok
 from devcluster.agent import nodes
 from devcluster.agent.nodes import LocalNode
-from devcluster.kube import Object
 from finetune_contract.tpu import TpuMachine, machines
+from finetune_operator.objects import Object
 
 #: Stands for a machine type whose size is not published.
 _UNPUBLISHED = TpuMachine(name="", vcpus=180, memory_gb=720)

@@ -34,13 +34,15 @@ from typing import Any, Self
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from devcluster import build, control, gcs, install
+from devcluster import build, control, controlplane, gcs, install
 from devcluster.agent.nodes import LocalNode
 from devcluster.agent.pod import pod_folder
-from devcluster.agent.process import simulate_oom_kill
-from devcluster.kube import Kube, KubeError, Object, WatchEvent
+from devcluster.identity import ProcessIdentity
+from devcluster.kube import Kube, WatchEvent
 from devcluster.layout import StateFolder
 from devcluster.options import Options
+from finetune_operator.cluster.port import ClusterError
+from finetune_operator.objects import Object
 from tests.doubles import fakenodes
 
 
@@ -113,7 +115,7 @@ class LocalCluster:
     @property
     def server(self) -> str:
         """URL of the API server."""
-        return self._kube.server
+        return controlplane.address(self._ports)
 
     @property
     def gcs(self) -> str:
@@ -137,7 +139,7 @@ class LocalCluster:
 
     @property
     def kubectl_program(self) -> Path:
-        return build.binary_dir() / "kubectl"
+        return build.ensure()["kubectl"]
 
     def log(self, component: str) -> str:
         """The component's log since the cluster's start."""
@@ -165,7 +167,7 @@ class LocalCluster:
         return name
 
     def get(self, path: str) -> Object:
-        """The object at an API path. Raises KubeError."""
+        """The object at an API path. Raises ClusterError."""
         return self._run(self._kube.get(path))
 
     def find(self, path: str) -> Object | None:
@@ -177,7 +179,7 @@ class LocalCluster:
         return self._run(self._kube.list(path, **selectors))
 
     def apply(self, manifest: Object) -> Object:
-        """Server-side apply. Raises KubeError with the server's message."""
+        """Server-side apply. Raises ClusterError with the server's message."""
         return self._run(self._kube.apply(manifest))
 
     def create(self, path: str, manifest: Object) -> Object:
@@ -266,9 +268,15 @@ class LocalCluster:
             self.wait(f"/api/v1/nodes/{name}", _ready)
 
     def run_out_of_memory(self, pod: Object) -> None:
-        """Simulates the kernel's out-of-memory kill of the pod's first container."""
-        folder = pod_folder(self.state.pods, pod)
-        simulate_oom_kill(folder, pod["spec"]["containers"][0]["name"])
+        """Simulates the kernel's out-of-memory kill of the pod's first container.
+
+        The container is killed, and a file in the pod's folder records the reason, as the cgroup's ``memory.events``
+        does.
+        """
+        first = pod_folder(self.state.pods, pod) / pod["spec"]["containers"][0]["name"]
+        first.with_name(f"{first.name}.oom").touch()
+        process = ProcessIdentity(**json.loads(first.with_name(f"{first.name}.process").read_text()))
+        process.signal_group(signal.SIGKILL)
 
     def freeze_nodes(self) -> None:
         """Makes all nodes silent: they send no heartbeats and receive nothing, while their containers run on."""
@@ -316,7 +324,7 @@ class LocalCluster:
         )
 
     async def _found(self, path: str) -> Object | None:
-        with contextlib.suppress(KubeError):
+        with contextlib.suppress(ClusterError):
             return await self._kube.find(path)
         return None
 

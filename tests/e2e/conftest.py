@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from devcluster import samples
+from devcluster.fixtures.chat_data import CAPITALS
 from finetune_contract import Stage
 from tests.doubles.local_cluster import LocalCluster
 from tests.e2e.user_client import UserClient
@@ -53,7 +54,7 @@ def cold_bench(tmp_path: Path) -> Iterator[UserClient]:
 @pytest.fixture(scope="session")
 def capitals() -> dict[str, str]:
     """Question -> the word that a right answer contains."""
-    return samples.answers()
+    return {f"What is the capital of {country}?": capital for country, capital in CAPITALS.items()}
 
 
 @pytest.fixture(scope="session")

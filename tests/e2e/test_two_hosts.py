@@ -1,8 +1,8 @@
 """A slice of two hosts, one mesh: two pods with a JAX process each, or under Pathways one process on the head.
 
-Locally the head computes on its own CPU, with one device for each chip of its workers, and a substitute
-(devcluster/pathways) takes the place of Pathways' servers. The tests therefore cover Kubernetes, the operator and the
-trainer, and not Pathways itself.
+Locally the head computes on its own CPU, with one device for each chip of its workers, and a program that waits
+(devcluster/pathways.py) takes the place of Pathways' servers. The tests therefore cover Kubernetes, the operator and
+the trainer, and not Pathways itself.
 """
 
 import pytest

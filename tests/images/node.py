@@ -13,7 +13,7 @@ from pathlib import Path
 import yaml
 
 from devcluster import build, controlplane, gcs, pki
-from devcluster.kube import Object
+from finetune_operator.objects import Object
 from tests.doubles.local_cluster import LocalCluster
 from tests.images import network
 from tests.images.background import Processes, answers, run, until

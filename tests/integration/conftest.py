@@ -21,8 +21,9 @@ from pathlib import Path
 
 import pytest
 
-from devcluster.kube import KubeError, Object, Resource
 from finetune_contract import Stage
+from finetune_operator.cluster.port import JOBS, JOBSETS, PODS, ClusterError, ResourceKind
+from finetune_operator.objects import Object
 from tests.doubles.local_cluster import LocalCluster
 from tests.integration import fake_trainer
 from tests.integration.invariants import nothing_doubled
@@ -30,10 +31,10 @@ from tests.integration.jobs import PROFILE
 from tests.late_watches import late_watches
 
 HOLDERS = (
-    Resource(api_version="tpu-finetune.dev/v1alpha1", plural="finetunejobs", namespaced=True),
-    Resource(api_version="jobset.x-k8s.io/v1alpha2", plural="jobsets", namespaced=True),
-    Resource(api_version="batch/v1", plural="jobs", namespaced=True),
-    Resource(api_version="v1", plural="pods", namespaced=True),
+    JOBS,
+    JOBSETS,
+    ResourceKind("batch", "v1", "jobs"),
+    PODS,
 )
 """What holds nodes, owners first."""
 
@@ -69,13 +70,13 @@ def nodes_are_free(request: pytest.FixtureRequest) -> Iterator[None]:
             cluster.wait_gone(path)
 
 
-def _listed(cluster: LocalCluster, resource: Resource, seconds: float = 30) -> list[Object]:
+def _listed(cluster: LocalCluster, resource: ResourceKind, seconds: float = 30) -> list[Object]:
     """All objects of the resource. It polls while the API server reinitializes a CRD that a test has changed."""
     deadline = time.monotonic() + seconds
     while True:
         try:
-            return cluster.list(resource.path())
-        except KubeError as refusal:
+            return cluster.list(resource.path(None))
+        except ClusterError as refusal:
             if refusal.status != HTTPStatus.TOO_MANY_REQUESTS or time.monotonic() > deadline:
                 raise
         time.sleep(0.2)

@@ -9,7 +9,6 @@ import argparse
 import os
 import shlex
 import signal
-import socket
 import sys
 import time
 from collections.abc import Collection, Mapping
@@ -247,21 +246,6 @@ def job(namespace: str, name: str, profile_name: str, **spec: object) -> dict[st
     }
 
 
-def await_devices(target: str) -> None:
-    """Returns when Pathways' proxy reports devices, which it does once it has all workers. JAX waits in the same way.
-
-    ``target``: ``grpc://HOST:PORT``.
-    """
-    host, _, port = target.removeprefix("grpc://").rpartition(":")
-    while True:
-        try:
-            with socket.create_connection((host, int(port))) as proxy:
-                if proxy.recv(100):
-                    return
-        except ConnectionRefusedError:  # the proxy is a container of the same pod and may start later
-            time.sleep(0.05)
-
-
 def await_hosts(request: StageRequest) -> None:
     """Returns when all hosts of the slice run the attempt."""
     hosts = os.environ.get("TPU_WORKER_HOSTNAMES", "").split(",")
@@ -308,8 +292,6 @@ def main(
         write({begun: files.pop(begun)})
     if together:
         await_hosts(request)
-    if target := os.environ.get("JAX_BACKEND_TARGET"):
-        await_devices(target)
     if request.stage in stages and not (saves and _saved(request)):
         signal.sigtimedwait({RELEASE}, seconds)
     if first:

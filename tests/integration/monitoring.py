@@ -19,9 +19,9 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from devcluster.build import module_program
 from devcluster.layout import ROOT
 from tests.doubles.local_cluster import LocalCluster
+from tests.go_modules import module_program
 
 ALERTS = ROOT / "charts" / "finetune-operator" / "alerts.yaml"
 MANIFEST = ROOT / "deploy" / "kube-state-metrics" / "kube-state-metrics.yaml"

@@ -6,8 +6,8 @@ from typing import Any
 
 import yaml
 
-from devcluster.build import module_folder
 from tests.doubles.local_cluster import LocalCluster
+from tests.go_modules import module_folder
 from tests.integration import fake_trainer
 
 type Object = dict[str, Any]

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from devcluster.kube import KubeError
 from finetune_operator.cli.documents import read_documents
+from finetune_operator.cluster.port import ClusterError
 from tests.doubles.local_cluster import LocalCluster
 from tests.unit.api.bad_jobs import BAD_JOBS
 from tests.unit.api.documents import JOB, PROFILE, Document, job
@@ -102,7 +102,7 @@ def test_what_decides_the_result_cannot_be_edited(
     cluster: LocalCluster, stored: Document, edit: Document
 ) -> None:
     (field,) = edit
-    with pytest.raises(KubeError, match=f"spec: Invalid value.*{field} cannot be changed") as caught:
+    with pytest.raises(ClusterError, match=f"spec: Invalid value.*{field} cannot be changed") as caught:
         cluster.patch(path_of(stored), {"spec": edit})
     assert caught.value.status == 422
 
@@ -120,7 +120,7 @@ def test_what_decides_the_result_cannot_be_edited(
 def test_what_only_goes_forward_cannot_be_set_back(
     cluster: LocalCluster, stored: Document, edit: Document, said: str
 ) -> None:
-    with pytest.raises(KubeError, match=said):
+    with pytest.raises(ClusterError, match=said):
         cluster.patch(path_of(stored), {"spec": edit})
 
 
@@ -241,7 +241,7 @@ def test_immutable_numbers_are_compared_by_value(cluster: LocalCluster, namespac
     same = {"maxGradNorm": 1.0, "learningRate": 2.0e-5}
     changed = cluster.patch(path_of(stored), {"spec": {"hyperparameters": same}})
     assert changed["spec"]["hyperparameters"] == same
-    with pytest.raises(KubeError, match="hyperparameters cannot be changed"):
+    with pytest.raises(ClusterError, match="hyperparameters cannot be changed"):
         cluster.patch(path_of(stored), {"spec": {"hyperparameters": {"maxGradNorm": 1.0000001}}})
     cluster.delete(path_of(stored))
 
@@ -280,7 +280,7 @@ def test_every_identity_field_at_its_largest_can_be_stored_and_edited(
     assert changed["metadata"]["generation"] == 2
     edited = deepcopy(stored["spec"]["datasets"])
     edited["train"][31]["roleMap"]["role-15"] = "tool"
-    with pytest.raises(KubeError, match="datasets cannot be changed"):
+    with pytest.raises(ClusterError, match="datasets cannot be changed"):
         cluster.patch(path_of(stored), {"spec": {"datasets": edited}})
     cluster.delete(path_of(stored))
 

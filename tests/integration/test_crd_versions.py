@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from devcluster.kube import KubeError
+from finetune_operator.cluster.port import ClusterError
 from tests.documents import blocks
 from tests.doubles.local_cluster import LocalCluster
 from tests.integration import fake_trainer
@@ -104,7 +104,7 @@ def test_a_second_version_is_served_with_the_first_and_can_be_withdrawn_after_a_
     cluster.wait(path(NEW, namespace, "newer"), lambda job: "conditions" in job.get("status", {}))
 
     assert cluster.get(CRD)["status"]["storedVersions"] == [OLD, NEW]
-    with pytest.raises(KubeError, match="storedVersions"):
+    with pytest.raises(ClusterError, match="storedVersions"):
         cluster.patch(CRD, {"spec": installed["spec"]})
     cluster.patch(CRD, with_versions(installed, stored=OLD))
     stored = [cluster.get(path(OLD, namespace, name)) for name in ("older", "newer")]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from devcluster.identity import ProcessIdentity
-from devcluster.kube import KubeError
+from finetune_operator.cluster.port import ClusterError
 from tests.doubles.local_cluster import LocalCluster
 from tests.integration import pods
 from tests.integration.jobs import await_file
@@ -303,7 +303,7 @@ def test_what_local_nodes_can_not_do_is_refused_aloud(
 
 def test_pods_below_the_restricted_standard_are_refused(cluster: LocalCluster, namespace: str) -> None:
     pod = shell(namespace, "p", "true", main={"securityContext": {}})
-    with pytest.raises(KubeError, match="violates PodSecurity"):
+    with pytest.raises(ClusterError, match="violates PodSecurity"):
         cluster.apply(pod)
 
 

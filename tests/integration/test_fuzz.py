@@ -7,7 +7,7 @@ from copy import deepcopy
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from devcluster.kube import KubeError
+from finetune_operator.cluster.port import ClusterError
 from finetune_operator.planning import Refused, admit, check_profile_object
 from finetune_operator.rendering import CpuPoolTooSmall
 from tests.doubles.local_cluster import LocalCluster
@@ -56,7 +56,7 @@ def accepted(cluster: LocalCluster, path: str, document: Document) -> bool:
     refusal = None
     try:
         cluster.create(path, document)
-    except KubeError as error:
+    except ClusterError as error:
         refusal = error
     assert refusal is None or (refusal.status in (400, 422) and PLACE.search(str(refusal))), str(refusal)
     return refusal is None

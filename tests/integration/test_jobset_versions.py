@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import pytest
 import yaml
 
-from devcluster import build
 from finetune_contract import Stage
 from tests.doubles.local_cluster import LocalCluster
+from tests.go_modules import module_folder
 from tests.integration.jobs import Object
 from tests.unit.lifecycle.world import job, profile
 from tests.unit.rendering.golden_jobsets import plan_offline
@@ -19,7 +19,7 @@ CRD_FILE = "config/components/crd/bases/jobset.x-k8s.io_jobsets.yaml"
 @pytest.fixture(scope="module", params=["0.8.0", "0.10.1", "0.12.0"])
 def group(request: pytest.FixtureRequest, cluster: LocalCluster) -> Iterator[str]:
     """A separate API group with that release's JobSet CRD, beside the group of the release that the cluster runs."""
-    text = (build.module_folder("sigs.k8s.io/jobset", request.param) / CRD_FILE).read_text()
+    text = (module_folder("sigs.k8s.io/jobset", request.param) / CRD_FILE).read_text()
     name = f"v{request.param.replace('.', '-')}.jobset.example"
     crd: Object = yaml.safe_load(text.replace("jobset.x-k8s.io", name))
     crd["metadata"]["annotations"] = {"api-approved.kubernetes.io": "unapproved, a test"}

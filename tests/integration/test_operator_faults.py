@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from devcluster import operator_process
-from devcluster.kube import KubeError
 from finetune_contract import RunFolder, Stage
+from finetune_operator.cluster.port import ClusterError
 from tests.doubles.faultproxy import FaultProxy, ProxiedRequest
 from tests.doubles.local_cluster import LocalCluster
 from tests.integration import fake_trainer, pods
@@ -114,7 +114,7 @@ def test_an_edit_that_is_refused_is_reported_and_stops_nothing(held: LocalCluste
     started(held, namespace, "edited")
     before = uid_of(held, namespace, "edited-prep-1")
     path = job_path(namespace, "edited")
-    with pytest.raises(KubeError, match=r"spec: Invalid value.*model cannot be changed"):
+    with pytest.raises(ClusterError, match=r"spec: Invalid value.*model cannot be changed"):
         held.patch(path, {"spec": {"model": {"uri": "file:///models/other"}}})
     held.patch(path, {"spec": {"resources": {"tpu": "v6e-16"}}})
     told = held.wait(path, lambda job: condition(job, "Valid") == "False", seconds=30)

@@ -1,7 +1,7 @@
 """Jobs under Pathways on the real control plane: head and workers start, are disrupted and end as one attempt.
 
-The local cluster's substitute (devcluster/pathways) takes the place of Pathways' servers. These tests therefore cover
-how Kubernetes, JobSet and the operator treat such pods, and not what Pathways itself does while a worker is missing.
+A program that waits (devcluster/pathways.py) takes the place of Pathways' servers. These tests therefore cover how
+Kubernetes, JobSet and the operator treat such pods, and not what Pathways itself does while a worker is missing.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from devcluster.pathways.images import PROXY, SERVER
+from devcluster.pathways import PROXY, SERVER
 from finetune_contract import RunFolder, Stage
 from tests.doubles.local_cluster import LocalCluster
 from tests.integration import fake_trainer
@@ -127,7 +127,10 @@ def test_a_job_goes_through_all_stages_and_its_workers_end_with_its_heads(run: R
     (head,), workers = run.pods(HEAD), run.pods(WORKER)
     assert head["spec"]["nodeName"] == "cpu-0"
     assert sorted(pod["spec"]["nodeName"] for pod in workers) == ["v6e-2x4-0", "v6e-2x4-1"]
-    assert "serving on" in log(run.cluster, head, "pathways-rm")
+    assert "--node_type=resource_manager" in log(run.cluster, head, "pathways-rm")
+    head_address = head["metadata"]["labels"]["jobset.sigs.k8s.io/coordinator"]
+    for pod in workers:
+        assert f"--resource_manager_address={head_address}:" in log(run.cluster, pod, "pathways-worker")
 
     # A worker that is killed restarts on its host, and one that is evicted in another pod. The head continues.
     run.signal(workers[0], "pathways-worker", signal.SIGKILL)

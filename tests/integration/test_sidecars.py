@@ -118,24 +118,6 @@ def test_a_pod_that_is_deleted_before_it_has_begun_is_gone_at_once(
     cluster.wait_gone(path(namespace, "p"))
 
 
-def test_pods_listen_on_the_same_port_at_addresses_of_their_own(
-    cluster: LocalCluster, namespace: str
-) -> None:
-    script = (
-        'exec python3 -c \'import os, socket, time; s = socket.create_server((os.environ["POD_ADDRESS"], 29000));'
-        " print(s.getsockname()[0], flush=True); time.sleep(600)'"
-    )
-    for name in ("p", "q"):
-        cluster.apply(shell(namespace, name, script))
-    for name in ("p", "q"):
-        found = cluster.wait(path(namespace, name), running)
-        following = cluster.kubectl("logs", "-n", namespace, name)
-        while not following:
-            following = cluster.kubectl("logs", "-n", namespace, name)
-        assert following.strip() == found["status"]["podIP"]
-        cluster.delete(path(namespace, name))
-
-
 def test_a_container_that_has_ended_is_shown_while_another_one_runs(
     cluster: LocalCluster, namespace: str
 ) -> None:

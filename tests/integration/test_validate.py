@@ -6,8 +6,8 @@ from collections import Counter
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from devcluster.kube import KubeError
 from finetune_operator.cli.manifests.validate import validate_text
+from finetune_operator.cluster.port import ClusterError
 from tests.doubles.local_cluster import LocalCluster
 from tests.fuzz.specs import JOB, JOB_LEAVES, PROFILE, PROFILE_LEAVES, Document, changed
 
@@ -21,7 +21,7 @@ def refusal(cluster: LocalCluster, document: Document) -> str:
     path = f"{GROUP}/namespaces/{namespace}/finetunejobs" if namespace else f"{GROUP}/finetuneprofiles"
     try:
         cluster.create(f"{path}?dryRun=All&fieldValidation=Strict", document)
-    except KubeError as error:
+    except ClusterError as error:
         if error.status in (400, 422):
             return str(error)
         raise

@@ -8,8 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from devcluster.build import module_program
 from devcluster.layout import ROOT
+from tests.go_modules import module_program
 
 HERE = Path(__file__).parent
 SCRIPTS = ROOT / "examples" / "argo-cd" / "tpu-finetune.dev"

@@ -3,7 +3,7 @@
     python -m tests.matrix                        # every row
     python -m tests.matrix pinned jobset=0.8.2    # these rows
 
-A row is the pinned programs with one project in another release (devcluster/go/releases/releases.csv), which are built
+A row is the pinned programs with one project in another release (go/releases.csv), which are built
 if they are missing. Each result replaces its row's in results.json beside this file and in the table of
 docs/compatibility.md. Exits with 1 if a program can't be built or a test failed.
 """
@@ -17,7 +17,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from devcluster.build import BuildError
 from devcluster.layout import ROOT
+from tests.matrix import releases
 from tests.matrix.rows import CASES, Row, passed, result, rows, with_result, with_table
 
 RESULTS = Path(__file__).with_name("results.json")
@@ -41,6 +43,12 @@ def _run(row: Row) -> bool:
     """Builds and tests one row, and records the result. Returns whether it passed."""
     print(f"── {row.name}", flush=True)
     environment = {**os.environ, **row.environment}
+    try:
+        if row.release:
+            releases.ensure(row.release)
+    except BuildError as error:
+        print(error, file=sys.stderr)
+        return False
     programs = [sys.executable, "-m", "devcluster", "build", "--with", "kueue,kwok"]
     if subprocess.run(programs, cwd=ROOT, env=environment, check=False).returncode != 0:
         return False

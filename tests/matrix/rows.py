@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from devcluster import releases
-from devcluster.releases import Release
+from devcluster.build import VARIABLE
+from tests.matrix import releases
+from tests.matrix.releases import Release
 
 PINNED = "pinned"
 #: Column -> the file whose tests with the marker `matrix` it counts.
@@ -41,7 +42,7 @@ class Row:
     @property
     def environment(self) -> dict[str, str]:
         """What makes a cluster run this row's programs."""
-        return {releases.VARIABLE: str(self.release) if self.release else ""}
+        return {VARIABLE: str(self.release.folder) if self.release else ""}
 
 
 def rows(names: Sequence[str] = ()) -> list[Row]:

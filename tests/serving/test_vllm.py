@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from devcluster.fixtures.chat_data import CAPITALS, row
-from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import ConvertOutcome, EvaluateOutcome, ExportOutcome, Sample
+from tests.doubles.tiny_models import TinyModelSpec, write_model
 from tests.serving.server import serve
 from tests.trainer.stages import Stages
 

@@ -84,7 +84,6 @@ def measured(folder: Path, spec: Any, works: list[str]) -> dict[str, Any]:
     """Runs Convert and its proof always; the other operations start from their results."""
     import jax
 
-    from devcluster.fixtures.tiny_models import write_model
     from finetune_trainer import families
     from finetune_trainer.checkpoints.weights import open_weights
     from finetune_trainer.conversion import streaming
@@ -92,6 +91,7 @@ def measured(folder: Path, spec: Any, works: list[str]) -> dict[str, Any]:
     from finetune_trainer.process import malloc
     from finetune_trainer.storage import open_store
     from finetune_trainer.verification import conversion_check
+    from tests.doubles.tiny_models import write_model
 
     malloc.return_freed_arrays()
     folder.mkdir(parents=True)
@@ -211,7 +211,7 @@ def main() -> None:
     parser.add_argument("--exports", nargs="*", default=EXPORTS, choices=EXPORTS)
     parser.add_argument("--lower-bounds", action="store_true", help="for small models; see LOWERED")
     options = parser.parse_args()
-    from devcluster.fixtures.tiny_models import TinyModelSpec
+    from tests.doubles.tiny_models import TinyModelSpec
 
     if options.lower_bounds:
         lower_bounds()

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
+from tests.doubles.tiny_models import TinyModelSpec, write_model
 
 
 def qwen3(folder: Path) -> Path:

@@ -23,7 +23,6 @@ from flax import nnx
 from flax.core.spmd import logical_axis_rules
 from safetensors.numpy import load_file, save_file
 
-from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import ExitCode
 from finetune_trainer import export, families
 from finetune_trainer.checkpoints import mapping
@@ -37,6 +36,7 @@ from finetune_trainer.families import ModelPlan
 from finetune_trainer.storage import engine_path, open_store
 from finetune_trainer.verification import conversion_check, numpy_reference
 from finetune_trainer.verification.forward import Forward
+from tests.doubles.tiny_models import TinyModelSpec, write_model
 from tests.trainer.full_forward import FullForward
 from tests.trainer.reference import Reference, difference
 

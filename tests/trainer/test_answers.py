@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
+from tests.doubles.tiny_models import TinyModelSpec, write_model
 
 pytestmark = pytest.mark.reference
 

@@ -18,7 +18,6 @@ from jax.errors import JaxRuntimeError
 from lm_eval.api import metrics
 from lm_eval.api.registry import AGGREGATION_REGISTRY, FILTER_REGISTRY, METRIC_REGISTRY
 
-from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import BenchmarkSpec, ExitCode
 from finetune_trainer import families
 from finetune_trainer.checkpoints.weights import open_weights
@@ -37,6 +36,7 @@ from finetune_trainer.evaluation.sampling import Sampling
 from finetune_trainer.storage import engine_path, open_store
 from finetune_trainer.tokens.template import Renderer
 from tests.doubles.hub import FakeHub
+from tests.doubles.tiny_models import TinyModelSpec, write_model
 from tests.trainer import harness_code
 from tests.trainer.full_forward import FullForward
 

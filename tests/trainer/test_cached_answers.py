@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import CacheLayout
 from finetune_trainer import families
 from finetune_trainer.compiled.compile_client import CompileClient, CompilerUnavailable
@@ -17,6 +16,7 @@ from finetune_trainer.compiled.compile_protocol import (
     CompileSuccess,
 )
 from finetune_trainer.storage import open_store
+from tests.doubles.tiny_models import TinyModelSpec, write_model
 from tests.trainer.requests import request
 
 SLICE = {

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from google.cloud.storage import Client
 
-from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import DatasetSpec, ExitCode, ModelSource
 from finetune_trainer.data.prepare import read_all
 from finetune_trainer.errors import StageError
 from finetune_trainer.hub.models import fetch_model
 from finetune_trainer.storage import StorageClient, content_encoding, gcs
 from finetune_trainer.storage.local import LocalBackend
+from tests.doubles.tiny_models import TinyModelSpec, write_model
 from tests.trainer.stores import BUCKET
 
 MIB = 2**20

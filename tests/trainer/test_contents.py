@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from tokenizers import processors
 
-from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import DataReport, DatasetSpec
 from finetune_trainer.data.schema import DatasetSchema
 from finetune_trainer.readers.row_location import Row
@@ -15,6 +14,7 @@ from finetune_trainer.tokens.contents import holds_template
 from finetune_trainer.tokens.example import Conversation, PlainText, TextPair
 from finetune_trainer.tokens.notes import Note
 from finetune_trainer.tokens.template import Renderer
+from tests.doubles.tiny_models import TinyModelSpec, write_model
 from tests.trainer import published_templates
 from tests.trainer.test_data_report import chat, check
 from tests.trainer.test_template import CHATML, LLAMA3, PLACE, conversation, tokenizer

@@ -7,7 +7,6 @@ import pytest
 from transformers import AutoTokenizer
 
 from devcluster.fixtures.chat_data import write_data
-from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import OWN_TEMPLATE, ExitCode, Stage
 from finetune_trainer.errors import StageError
 from finetune_trainer.export.tokenizer import tokenizer_folder
@@ -17,6 +16,7 @@ from finetune_trainer.stages import preflight
 from finetune_trainer.stages.context import StageContext
 from finetune_trainer.storage import open_store
 from finetune_trainer.tokens.tokenizer import load_tokenizer
+from tests.doubles.tiny_models import TinyModelSpec, write_model
 from tests.trainer.requests import request
 
 

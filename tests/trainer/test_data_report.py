@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import DataReport, StageRequest
 from finetune_trainer.data import remarks, report
 from finetune_trainer.errors import StageError
@@ -18,6 +17,7 @@ from finetune_trainer.stages.context import StageContext
 from finetune_trainer.storage import open_store
 from finetune_trainer.tokens.notes import Note
 from finetune_trainer.tokens.template import Renderer, with_template
+from tests.doubles.tiny_models import TinyModelSpec, write_model
 from tests.trainer.requests import request
 from tests.trainer.test_template import CHATML, GEMMA, tokenizer
 

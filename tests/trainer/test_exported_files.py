@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from devcluster.fixtures.tiny_models import EOS, TURN_END, TinyModelSpec, write_model
+from devcluster.fixtures.tiny_qwen3 import EOS, TURN_END
 from finetune_contract import ExportOutcome, ModelSource, TrainOutcome
 from finetune_trainer import families
 from finetune_trainer.checkpoints.folder import copy_files, write_config, write_generation_config
@@ -17,6 +17,7 @@ from finetune_trainer.export.card import CardFacts, render
 from finetune_trainer.hub.models import fetch_model
 from finetune_trainer.storage import open_store
 from finetune_trainer.verification.numpy_reference import NumpyReference
+from tests.doubles.tiny_models import TinyModelSpec, write_model
 from tests.trainer.stages import Stages
 from tests.trainer.stores import BUCKET
 

@@ -1,6 +1,8 @@
 """From config.json to MaxText's settings: what is mapped, what is refused, and that defaults are transformers' own."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoConfig
 
-from devcluster.fixtures.tiny_models import ARCHITECTURES, TinyModelSpec, config_of, write_model
+from devcluster.fixtures import tiny_qwen3
 from finetune_contract import ExitCode
 from finetune_contract.text_model import architectures
 from finetune_trainer import families
@@ -19,6 +21,7 @@ from finetune_trainer.errors import StageError
 from finetune_trainer.families import Llama3Scaling, ModelPlan
 from finetune_trainer.families.catalogue import require_family
 from finetune_trainer.verification import tiny_model
+from tests.doubles.tiny_models import ARCHITECTURES, TinyModelSpec, config_of, write_model
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -417,3 +420,10 @@ def test_what_the_user_says_the_model_is_must_be_of_its_family(family: str) -> N
             require_family(stated, plan)
         assert (caught.value.reason, caught.value.code) == ("MaxTextModelMismatch", ExitCode.BAD_REQUEST)
         assert told in caught.value.what
+
+
+def test_the_demos_model_is_the_one_of_the_tests_defaults(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, tiny_qwen3.__file__, tmp_path / "demo"], check=True)
+    write_model(tmp_path / "tests", TinyModelSpec())
+    written = {path.name: path.read_bytes() for path in (tmp_path / "tests").iterdir()}
+    assert {path.name: path.read_bytes() for path in (tmp_path / "demo").iterdir()} == written

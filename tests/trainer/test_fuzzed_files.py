@@ -20,7 +20,6 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import ExitCode
 from finetune_trainer.data.sources import open_source
 from finetune_trainer.errors import StageError
@@ -29,6 +28,7 @@ from finetune_trainer.process.stopping import ImmediateStop
 from finetune_trainer.stages import data_check
 from finetune_trainer.stages.context import StageContext
 from finetune_trainer.storage import open_store
+from tests.doubles.tiny_models import TinyModelSpec, write_model
 from tests.trainer.requests import request
 
 USERS = (ExitCode.BAD_REQUEST, ExitCode.BAD_DATA, ExitCode.INPUT_MISSING)

@@ -12,7 +12,6 @@ from flax import nnx
 from flax.core.spmd import logical_axis_rules
 from jax.errors import JaxRuntimeError
 
-from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_trainer import families
 from finetune_trainer.checkpoints.weights import open_weights
 from finetune_trainer.conversion import streaming
@@ -24,6 +23,7 @@ from finetune_trainer.evaluation.generate import Generator
 from finetune_trainer.evaluation.models import LoadedModel, load
 from finetune_trainer.evaluation.sampling import Sampling
 from finetune_trainer.storage import engine_path, open_store
+from tests.doubles.tiny_models import TinyModelSpec, write_model
 
 NEW, ROWS = 12, 4
 #: More prompts than a batch has, of very different lengths, so that most rows are padded.

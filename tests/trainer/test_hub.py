@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import ExitCode, HubRef, ModelSource
 from finetune_trainer import families
 from finetune_trainer.errors import StageError
@@ -17,6 +16,7 @@ from finetune_trainer.hub import repositories
 from finetune_trainer.hub.models import LocalModel, fetch_model
 from finetune_trainer.storage import open_store
 from tests.doubles.hub import FakeHub
+from tests.doubles.tiny_models import TinyModelSpec, write_model
 
 REPO = "acme/tiny"
 TOKEN = "hf_canary0123456789"

@@ -16,9 +16,9 @@ import yaml
 from pyarrow import parquet
 
 from devcluster.fixtures.chat_data import CAPITALS, row
-from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import ExitCode, StageRequest, StageResult
 from tests.doubles.hub import FakeHub
+from tests.doubles.tiny_models import TinyModelSpec, write_model
 from tests.trainer.requests import request
 
 ROOT = Path(__file__).parents[2]

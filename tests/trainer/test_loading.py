@@ -13,7 +13,6 @@ from flax.core.spmd import logical_axis_rules
 from maxtext.utils import maxtext_utils_nnx
 from orbax import checkpoint as ocp
 
-from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_trainer import families
 from finetune_trainer.checkpoints.weights import open_weights
 from finetune_trainer.conversion import streaming
@@ -23,6 +22,7 @@ from finetune_trainer.engine.lora import with_lora
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.storage import engine_path, open_store
 from finetune_trainer.training.settings import settings
+from tests.doubles.tiny_models import TinyModelSpec, write_model
 from tests.trainer.requests import request
 
 #: The embeddings, 16 MiB in float32, are larger than what the program itself allocates in the meantime.

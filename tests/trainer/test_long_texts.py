@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from tokenizers import processors
 
-from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import DataReport, DatasetSpec, SplitSpec
 from finetune_trainer.data.batches import steps_for
 from finetune_trainer.data.dataset import SourceSubset, assemble, split_validation
@@ -17,6 +16,7 @@ from finetune_trainer.data.prepare import PreparedSource, TextPreprocessor, prep
 from finetune_trainer.storage import open_store
 from finetune_trainer.tokens.notes import Note
 from finetune_trainer.tokens.template import Renderer
+from tests.doubles.tiny_models import TinyModelSpec, write_model
 from tests.trainer.test_data_report import check
 from tests.trainer.test_template import CHATML, tokenizer
 

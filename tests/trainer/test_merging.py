@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_trainer import families
 from finetune_trainer.checkpoints.weights import open_weights
 from finetune_trainer.conversion.merging import merged_folder
 from finetune_trainer.errors import StageError
 from finetune_trainer.storage import open_store
+from tests.doubles.tiny_models import TinyModelSpec, write_model
 
 NAME = "model.layers.0.self_attn.q_proj"
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import ExitCode, HubRef, ModelSource
 from finetune_trainer import families
 from finetune_trainer.checkpoints.weights import Weights, open_weights, read_tensor
@@ -16,6 +15,7 @@ from finetune_trainer.hub.models import Values, fetch_model
 from finetune_trainer.storage import open_store
 from finetune_trainer.storage.gcs import GcsBackend
 from tests.doubles.hub import FakeHub
+from tests.doubles.tiny_models import TinyModelSpec, write_model
 from tests.trainer.storage_proxy import between
 from tests.trainer.stores import BUCKET
 

@@ -13,7 +13,6 @@ import yaml
 from flax import nnx
 
 from devcluster.fixtures.chat_data import write_data
-from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_trainer.compiled.compile_protocol import SliceProgram
 from finetune_trainer.engine.widths import DECIDING
 from finetune_trainer.evaluation.batching import FixedRowCapacity
@@ -28,6 +27,7 @@ from finetune_trainer.stages.context import StageContext
 from finetune_trainer.stages.evaluate import benchmarks_of, harness_of
 from finetune_trainer.stages.slice_programs import programs
 from finetune_trainer.storage import open_store
+from tests.doubles.tiny_models import TinyModelSpec, write_model
 from tests.trainer.requests import request
 
 DPO = {"type": "DPO", "max_prompt_length": 24}

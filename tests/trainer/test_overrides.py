@@ -11,7 +11,6 @@ import pytest
 from omegaconf import OmegaConf
 from pydantic import TypeAdapter
 
-from devcluster.fixtures.tiny_models import FamilyName
 from finetune_contract import ExitCode
 from finetune_contract.engine import Setting, SettingClass, engine_settings, parse_value
 from finetune_trainer import families
@@ -21,6 +20,7 @@ from finetune_trainer.evaluation.placement import DeviceRowCapacity
 from finetune_trainer.training import settings
 from finetune_trainer.training.engine_config import engine_settings as made_for
 from finetune_trainer.training.engine_config import evaluation_config, settings_json, training_config
+from tests.doubles.tiny_models import FamilyName
 from tests.trainer.models import made, qwen3
 from tests.trainer.requests import request
 

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from devcluster.fixtures.chat_data import write_data
-from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import ConvertOutcome, DpoMethod, Outcome, StageRequest
 from finetune_trainer import families
 from finetune_trainer.data.batches import TrainBatches
@@ -24,6 +23,7 @@ from finetune_trainer.process.processes import Processes
 from finetune_trainer.stages.context import StageContext
 from finetune_trainer.storage import engine_path, open_store
 from finetune_trainer.training.settings import settings
+from tests.doubles.tiny_models import TinyModelSpec, write_model
 from tests.trainer.requests import request
 from tests.trainer.stages import Stages
 

@@ -9,7 +9,6 @@ from unittest.mock import Mock
 import pytest
 
 from devcluster.fixtures.chat_data import write_data
-from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import DestinationSpec, ExitCode, ExportSpec, HubDestinationSpec
 from finetune_trainer.errors import StageError
 from finetune_trainer.export import probe
@@ -25,6 +24,7 @@ from finetune_trainer.storage import Entry, StorageClient, base, open_store
 from finetune_trainer.storage.gcs import GcsBackend
 from finetune_trainer.storage.local import LocalBackend
 from tests.doubles.hub import FakeHub
+from tests.doubles.tiny_models import TinyModelSpec, write_model
 from tests.trainer.requests import request
 from tests.trainer.stores import BUCKET, fake_gcs, program
 

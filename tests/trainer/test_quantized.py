@@ -14,7 +14,6 @@ from flax import nnx
 from flax.core.spmd import logical_axis_rules
 from maxtext.utils import model_creation_utils
 
-from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import Outcome
 from finetune_trainer import families
 from finetune_trainer.checkpoints.weights import open_weights
@@ -26,6 +25,7 @@ from finetune_trainer.families import ModelPlan
 from finetune_trainer.storage import engine_path, open_store
 from finetune_trainer.training.session import optimizer_of
 from finetune_trainer.training.settings import settings
+from tests.doubles.tiny_models import TinyModelSpec, write_model
 from tests.trainer.requests import request
 from tests.trainer.stages import Stages
 

@@ -12,7 +12,6 @@ from lm_eval.api.instance import Instance
 from pyarrow import parquet
 
 from devcluster.fixtures.chat_data import write_data
-from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import DatasetSpec, ExitCode
 from finetune_trainer.data import remarks
 from finetune_trainer.data.pairs import PairSchema
@@ -32,6 +31,7 @@ from finetune_trainer.tokens.encoding import TokenizedExample
 from finetune_trainer.tokens.example import Conversation
 from finetune_trainer.tokens.notes import Note
 from finetune_trainer.tokens.template import Renderer
+from tests.doubles.tiny_models import TinyModelSpec, write_model
 from tests.trainer.published_templates import template, tokenizer
 from tests.trainer.requests import request
 from tests.trainer.test_template import CHATML, trained_text

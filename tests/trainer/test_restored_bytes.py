@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from devcluster.gcs import client_environment
 from finetune_contract import ConvertOutcome
+from tests.doubles.tiny_models import TinyModelSpec, write_model
 from tests.trainer.requests import request
 from tests.trainer.stages import Stages, result_of
 from tests.trainer.storage_proxy import between

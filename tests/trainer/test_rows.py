@@ -12,7 +12,6 @@ import pytest
 from flax import nnx
 from flax.core.spmd import logical_axis_rules
 
-from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import DatasetSpec, EvaluatedRow
 from finetune_trainer import families
 from finetune_trainer.checkpoints.weights import open_weights
@@ -30,6 +29,7 @@ from finetune_trainer.evaluation.rows import MeasuredRows, RowSet, RowSums, row_
 from finetune_trainer.methods.objectives import SftLoss
 from finetune_trainer.storage import engine_path, open_store
 from finetune_trainer.tokens.template import Renderer
+from tests.doubles.tiny_models import TinyModelSpec, write_model
 from tests.trainer.test_template import CHATML, GEMMA, tokenizer
 
 LENGTH, BATCH = 32, 4

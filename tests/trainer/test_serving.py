@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import yaml
 
-from devcluster.fixtures.tiny_models import TinyModelSpec, config_of
 from finetune_trainer import families
 from finetune_trainer.export.serving import KINDS, ServedModel, choose, write
 from tests import snapshots
+from tests.doubles.tiny_models import TinyModelSpec, config_of
 
 GOLDEN = Path(__file__).parent / "golden/serving"
 #: Sizes of published models: hidden, layers, heads, KV heads, head_dim, intermediate, vocabulary, context.

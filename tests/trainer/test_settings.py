@@ -17,12 +17,12 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from maxtext.utils import maxtext_utils, model_creation_utils
 
-from devcluster.fixtures.tiny_models import TinyModelSpec, config_of
 from finetune_contract import HyperparametersSpec, MeshSpec
 from finetune_trainer import families
 from finetune_trainer.engine import maxtext
 from finetune_trainer.errors import StageError
 from finetune_trainer.training import settings
+from tests.doubles.tiny_models import TinyModelSpec, config_of
 from tests.trainer.requests import hyperparameters, request
 
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from devcluster.gcs import client_environment
 from finetune_contract import ConvertOutcome, ExportOutcome, Outcome, StageResult, TrainOutcome
 from finetune_trainer import families
 from finetune_trainer.checkpoints.weights import INDEX, open_weights, read_tensor
 from finetune_trainer.storage import open_store
+from tests.doubles.tiny_models import TinyModelSpec, write_model
 from tests.trainer.requests import request
 from tests.trainer.stages import Stages, result_of
 from tests.trainer.storage_proxy import StorageProxy, between

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import ModelSizes, ModelSource, host_memory
 from finetune_trainer import families
 from finetune_trainer.families.plan import ModelPlan
 from finetune_trainer.hub.models import fetch_model
 from finetune_trainer.storage import open_store
 from finetune_trainer.training import flops
+from tests.doubles.tiny_models import TinyModelSpec, write_model
 from tests.snapshots import check
 
 PUBLISHED = json.loads((Path(__file__).parent / "published.json").read_text())

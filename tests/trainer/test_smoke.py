@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from devcluster.fixtures.tiny_models import ARCHITECTURES, TinyModelSpec, config_of, write_model
 from finetune_contract import PreflightOutcome, SmokeOutcome
 from finetune_trainer import families
 from finetune_trainer.stages import smoke
 from finetune_trainer.verification import tiny_model
+from tests.doubles.tiny_models import ARCHITECTURES, TinyModelSpec, config_of, write_model
 from tests.trainer.requests import request
 from tests.trainer.stages import Stages
 

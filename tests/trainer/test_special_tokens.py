@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from devcluster.fixtures.chat_data import write_data
-from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import ExitCode
 from finetune_trainer import families
 from finetune_trainer.checkpoints.declared_tokens import declared
@@ -24,6 +23,7 @@ from finetune_trainer.storage import open_store
 from finetune_trainer.tokens.encoding import TokenizedExample
 from finetune_trainer.tokens.template import Renderer
 from finetune_trainer.tokens.tokenizer import load_tokenizer
+from tests.doubles.tiny_models import TinyModelSpec, write_model
 from tests.trainer.requests import request
 
 PUBLISHED = json.loads((Path(__file__).parent / "published.json").read_text())

@@ -14,7 +14,6 @@ from sentencepiece import SentencePieceTrainer
 from tokenizers import Tokenizer, models, normalizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import ExitCode, HubRef, ModelSource
 from finetune_trainer.checkpoints.folder import copy_files
 from finetune_trainer.errors import StageError
@@ -26,6 +25,7 @@ from finetune_trainer.tokens.example import Conversation
 from finetune_trainer.tokens.template import Renderer
 from finetune_trainer.tokens.tokenizer import load_tokenizer, misreading_class
 from tests.doubles.hub import FakeHub
+from tests.doubles.tiny_models import TinyModelSpec, write_model
 from tests.trainer.stores import BUCKET
 
 TURNS = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]

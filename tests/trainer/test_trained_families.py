@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import (
     ConvertOutcome,
     EvaluateOutcome,
@@ -23,6 +22,7 @@ from finetune_trainer.data.examples import Examples
 from finetune_trainer.process.processes import Processes
 from finetune_trainer.stages.context import StageContext
 from finetune_trainer.storage import open_store
+from tests.doubles.tiny_models import TinyModelSpec, write_model
 from tests.trainer.reference import Reference
 from tests.trainer.requests import request
 from tests.trainer.stages import Stages

@@ -27,8 +27,8 @@ from maxtext.utils import maxtext_utils
 from tunix.sft import peft_trainer
 from tunix.sft.dpo import dpo_trainer
 
-from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_trainer.engine.maxtext import BASE
+from tests.doubles.tiny_models import TinyModelSpec, write_model
 
 
 def as_released(name: str) -> ModuleType:

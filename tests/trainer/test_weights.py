@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import ExitCode
 from finetune_trainer import families
 from finetune_trainer.checkpoints.weights import open_weights
 from finetune_trainer.errors import StageError
+from tests.doubles.tiny_models import TinyModelSpec, write_model
 
 
 def failure(folder: Path) -> StageError:

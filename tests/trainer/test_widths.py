@@ -15,7 +15,6 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ma
 from maxtext.configs import types
 
 from devcluster.fixtures.chat_data import write_data
-from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import Outcome, Stage, StageRequest, StageResult
 from finetune_trainer import families
 from finetune_trainer.data.remarks import of_width
@@ -27,6 +26,7 @@ from finetune_trainer.stages import preflight, resumption
 from finetune_trainer.stages.context import StageContext
 from finetune_trainer.storage import open_store
 from finetune_trainer.training.engine_config import engine_settings
+from tests.doubles.tiny_models import TinyModelSpec, write_model
 from tests.trainer.requests import request
 
 #: Lengths that users set: multiples of 512, of 128 and of neither, and lengths below a block.

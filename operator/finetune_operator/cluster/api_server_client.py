@@ -90,7 +90,7 @@ class ApiServerClient:
         await self._http.close()
 
     async def get(self, kind: ResourceKind, namespace: str | None, name: str) -> Object:
-        return await self._call(Request("get", kind, namespace, name))
+        return await self.call(Request("get", kind, namespace, name))
 
     async def list(
         self,
@@ -181,11 +181,11 @@ class ApiServerClient:
     async def apply(self, kind: ResourceKind, manifest: Object) -> Object:
         metadata = manifest["metadata"]
         namespace, name, query = metadata.get("namespace"), metadata["name"], [*_MANAGER, ("force", "true")]
-        return await self._call(Request("apply", kind, namespace, name, query=query, body=manifest))
+        return await self.call(Request("apply", kind, namespace, name, query=query, body=manifest))
 
     async def create(self, kind: ResourceKind, manifest: Object) -> Object:
         namespace = manifest["metadata"].get("namespace")
-        return await self._call(Request("create", kind, namespace, query=_MANAGER, body=manifest))
+        return await self.call(Request("create", kind, namespace, query=_MANAGER, body=manifest))
 
     async def patch_status(
         self,
@@ -206,7 +206,7 @@ class ApiServerClient:
             # The server repeats this with each version that others write in between. It compares the bytes of JSON:
             # texts with characters that Go escapes would differ from themselves.
             patch.insert(0, {"op": "test", "path": "/metadata/uid", "value": uid})
-        return await self._call(Request("patch", kind, namespace, name, "status", query=_MANAGER, body=patch))
+        return await self.call(Request("patch", kind, namespace, name, "status", query=_MANAGER, body=patch))
 
     async def delete(
         self, kind: ResourceKind, namespace: str | None, name: str, *, uid: str, foreground: bool
@@ -218,14 +218,15 @@ class ApiServerClient:
             "propagationPolicy": "Foreground" if foreground else "Background",
         }
         try:
-            answer = await self._call(Request("delete", kind, namespace, name, body=options))
+            answer = await self.call(Request("delete", kind, namespace, name, body=options))
         except (NotFound, Conflict):
             # Conflict: another object has this name now, so the one to delete is already gone.
             return None
         # The answer to the deletion of an object that is gone at once is a Status.
         return answer if answer.get("metadata", {}).get("uid") == uid else None
 
-    async def _call(self, request: Request) -> dict[str, Any]:
+    async def call(self, request: Request) -> dict[str, Any]:
+        """Sends one request, with its retries, and returns the response. Raises ClusterError."""
         return (await self._sized_call(request))[0]
 
     async def _sized_call(self, request: Request) -> tuple[dict[str, Any], int]:

@@ -308,7 +308,9 @@ class WatchCache:
         stream = state.stream
         if version < state.version and stream.kind in _CACHED:
             # The API server's data were restored from a backup: resource versions are repeated.
-            self._clear(stream)
+            drop = self._entries.drop if stream.kind == JOBS else self._entries.empty
+            for entry in self._entries.within(stream.namespace):
+                drop(entry)
         self.streams.set_listed(state, listed=False)
         state.begun = True
         self._seen[stream.path] = set()
@@ -318,13 +320,6 @@ class WatchCache:
                 # The listing is newer than any live read before it.
                 entry.dropped.clear()
                 entry.gone.clear()
-
-    def _clear(self, stream: WatchStream) -> None:
-        for entry in self._entries.within(stream.namespace):
-            if stream.kind == JOBS:
-                self._entries.drop(entry)
-            else:
-                self._entries.empty(entry)
 
     def _take_page(self, state: StreamState, page: ListPage) -> None:
         kind, path = state.stream.kind, state.stream.path

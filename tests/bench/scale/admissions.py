@@ -12,7 +12,8 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from devcluster.kube import Kube, Object
+from devcluster.kube import Kube
+from finetune_operator.objects import Object
 from tests.bench.measure import cpu_seconds
 from tests.bench.scale.comparison import fresh_namespace, names, report
 from tests.bench.scale.load import Run, each, without_controllers

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from devcluster.kube import Kube, Object
+from devcluster.kube import Kube
+from finetune_operator.objects import Object
 from tests.bench.scale.load import jobset_path, now
 
 #: Another controller than Kubernetes' own manages the Jobs, so that nothing creates further pods.

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import cycle
 
-from devcluster.kube import Kube, Object
+from devcluster.kube import Kube
+from finetune_operator.objects import Object
 from tests.bench.measure import stage_request
 from tests.bench.scale.comparison import fresh_namespace, names, phase_table, report
 from tests.bench.scale.load import Run, completed, jobset_path, median_of

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 
-from devcluster.kube import Kube, Object
+from devcluster.kube import Kube
+from finetune_operator.objects import Object
 from tests.bench.measure import percentile
 from tests.bench.scale.children import add_host, add_job, set_phase
 from tests.bench.scale.comparison import fresh_namespace, names, report

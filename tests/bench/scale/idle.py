@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
-from devcluster.kube import Kube, Object
+from devcluster.kube import Kube
 from finetune_contract import Progress, RunFolder
+from finetune_operator.objects import Object
 from tests.bench.measure import cpu_seconds, operator_requests, stage_request
 from tests.bench.scale.children import add_pod, end_pod
 from tests.bench.scale.comparison import report

@@ -7,10 +7,9 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-import aiohttp
-
 from devcluster.identity import memory
-from devcluster.kube import KubeError, Object
+from finetune_operator.cluster.port import ClusterError
+from finetune_operator.objects import Object
 from tests.bench.scale.comparison import report
 from tests.doubles.faultproxy import FaultProxy
 from tests.doubles.local_cluster import LocalCluster
@@ -110,7 +109,7 @@ class Interruptions:
         while True:
             await asyncio.sleep(_SAMPLE_SECONDS)
             # The API server may be down.
-            with suppress(KubeError, aiohttp.ClientError, TimeoutError):
+            with suppress(ClusterError):
                 lease = await asyncio.to_thread(self._cluster.get, LEASE)
                 if leader := self._holder(lease):
                     self._record(leader)

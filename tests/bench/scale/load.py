@@ -9,7 +9,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from devcluster.identity import memory
-from devcluster.kube import Kube, Object
+from devcluster.kube import Kube
+from finetune_operator.objects import Object
 from tests.bench.measure import cpu_seconds, peak_memory
 from tests.bench.scale.measure import Phase, api_requests
 from tests.bench.scale.systems import System

@@ -32,8 +32,7 @@ async def settled(cluster: LocalCluster, *, seconds: float) -> float:
 
 async def api_requests(kube: Kube) -> Counter[str]:
     """``VERB resource/subresource`` -> requests that the API server has answered, watches excluded."""
-    async with kube.session().get("/metrics") as answer:
-        text = await answer.text()
+    text = await kube.text("/metrics")
     found: Counter[str] = Counter()
     for family in text_string_to_metric_families(text):
         if family.name != "apiserver_request":

@@ -16,7 +16,9 @@ from http import HTTPStatus
 
 import aiohttp
 
-from devcluster.kube import Kube, Object
+from devcluster.kube import Kube
+from finetune_operator.cluster.port import ClusterError
+from finetune_operator.objects import Object
 from tests.bench.scale.children import add_pod
 from tests.bench.scale.load import Run, each
 from tests.bench.scale.systems import FineTuneOperator
@@ -124,10 +126,12 @@ class Present:
         for path in _COLLECTIONS:
             while True:
                 # The API server waits a few seconds for its cache before it answers with an error.
-                async with self._kube.session().get(path, params=query) as answer:
-                    if answer.status != HTTPStatus.GATEWAY_TIMEOUT:
-                        answer.raise_for_status()
-                        break
+                try:
+                    await self._kube.get(path, **query)
+                    break
+                except ClusterError as error:
+                    if error.status != HTTPStatus.GATEWAY_TIMEOUT:
+                        raise
 
     async def close(self) -> None:
         await self._etcd.close()

@@ -17,9 +17,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-import aiohttp
-
-from devcluster.kube import Kube, KubeError, Object
+from devcluster.kube import Kube
+from finetune_operator.cluster.port import ClusterError
+from finetune_operator.objects import Object
 from tests.bench.measure import percentile
 from tests.bench.scale.comparison import fresh_namespace, report
 from tests.bench.scale.interruptions import Interruptions
@@ -128,11 +128,9 @@ class Churn:
         while True:
             try:
                 await request()
-            except KubeError as error:
+            except ClusterError as error:
                 if error.status in (404, 409):
                     return
-            except (aiohttp.ClientError, TimeoutError):
-                pass
             else:
                 return
             await asyncio.sleep(_RETRY_SECONDS)

@@ -4,7 +4,8 @@ import asyncio
 import statistics
 from collections.abc import Mapping, Sequence
 
-from devcluster.kube import Kube, Object
+from devcluster.kube import Kube
+from finetune_operator.objects import Object
 from tests.bench.measure import operator_requests
 from tests.bench.scale.children import add_pod, fail, pod_path, pod_status
 from tests.bench.scale.comparison import fresh_namespace, names, phase_table, report

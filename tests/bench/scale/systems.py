@@ -15,10 +15,11 @@ from typing import Protocol
 
 import yaml
 
-from devcluster.build import go_compiler, go_environment, module_program
-from devcluster.kube import Object
+from devcluster.build import go_compiler, go_environment
+from finetune_operator.objects import Object
 from tests.bench.measure import stage_request
 from tests.doubles.local_cluster import LocalCluster
+from tests.go_modules import module_program
 from tests.integration import fake_trainer
 from tests.unit.rendering.golden_jobsets import first_jobsets, offline_admission
 

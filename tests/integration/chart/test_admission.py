@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from devcluster.kube import KubeError
+from finetune_operator.cluster.port import ClusterError
 from tests.doubles.local_cluster import LocalCluster
 from tests.unit.api.documents import JOB, Document
 
@@ -48,7 +48,7 @@ def policy(cluster: LocalCluster, namespace: str) -> LocalCluster:
             cluster.create(
                 f"{GROUP}/namespaces/{namespace}/finetunejobs?dryRun=All", job(namespace, **metadata)
             )
-        except KubeError:
+        except ClusterError:
             return cluster
         time.sleep(0.2)
     raise AssertionError("the API server does not enforce the policy after 150 requests")
@@ -66,7 +66,7 @@ def test_more_metadata_than_any_tool_makes_is_refused(
     policy: LocalCluster, namespace: str, kind: str
 ) -> None:
     metadata, said = LARGE[kind]
-    with pytest.raises(KubeError, match=said):
+    with pytest.raises(ClusterError, match=said):
         policy.create(f"{GROUP}/namespaces/{namespace}/finetunejobs", job(namespace, **metadata))
 
 
@@ -74,7 +74,7 @@ def test_more_metadata_than_any_tool_makes_is_refused(
 def test_a_job_cannot_grow_beyond_it(policy: LocalCluster, stored: Document, kind: str) -> None:
     metadata, said = LARGE[kind]
     path = f"{GROUP}/namespaces/{stored['metadata']['namespace']}/finetunejobs/{stored['metadata']['name']}"
-    with pytest.raises(KubeError, match=said):
+    with pytest.raises(ClusterError, match=said):
         policy.patch(path, {"metadata": deepcopy(metadata)})
 
 

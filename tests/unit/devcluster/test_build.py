@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from devcluster import build
+from devcluster import build, demo
 from devcluster.programs import BY_NAME, selection
 
 
@@ -20,7 +20,6 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine with nothing but its own programs and an empty cache."""
     monkeypatch.setenv("FINETUNE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
-    monkeypatch.delenv("KUBEBUILDER_ASSETS", raising=False)
     return tmp_path
 
 
@@ -41,15 +40,8 @@ def test_a_program_on_path_is_used_when_its_version_fits(
     machine: Path, name: str, output: str, taken: bool
 ) -> None:
     fake(machine / "bin", name, output)
-    found = build.find(BY_NAME[name], build.binary_dir())
+    found = build.find(BY_NAME[name])
     assert found == (machine / "bin" / name if taken else None)
-
-
-def test_test_assets_come_before_path(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KUBEBUILDER_ASSETS", str(machine / "assets"))
-    for folder in ("assets", "bin"):
-        fake(machine / folder, "etcd", "etcd Version: 3.6.8")
-    assert build.find(BY_NAME["etcd"], build.binary_dir()) == machine / "assets" / "etcd"
 
 
 def test_what_the_cache_holds_is_not_built_again(machine: Path) -> None:
@@ -58,6 +50,15 @@ def test_what_the_cache_holds_is_not_built_again(machine: Path) -> None:
     for program in selection():
         (folder / program.name).touch()
     assert set(build.ensure()) == {program.name for program in selection()}
+
+
+def test_the_demo_runs_the_kubectl_on_path_when_its_version_fits(machine: Path) -> None:
+    build.binary_dir().mkdir(parents=True)
+    for program in selection():
+        if program.name != "kubectl":
+            (build.binary_dir() / program.name).touch()
+    fake(machine / "bin", "kubectl", "Client Version: v1.36.3")
+    assert demo.kubectl("get", "pods", environment={}) == "Client Version: v1.36.3\n"
 
 
 def test_optional_programs_are_asked_for_by_name() -> None:

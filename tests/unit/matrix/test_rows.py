@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from devcluster import releases
+from devcluster.build import VARIABLE
 from devcluster.layout import ROOT
+from tests.matrix import releases
 from tests.matrix.__main__ import PAGE, RESULTS
 from tests.matrix.rows import CASES, PINNED, Row, passed, result, rows, with_result, with_table
 
@@ -33,7 +34,8 @@ def test_each_row_varies_one_project() -> None:
         assert row.release is not None
         differing = {name for name, version in row.versions.items() if version != pinned.versions[name]}
         assert differing == {row.release.project}
-        assert releases.requested(row.environment[releases.VARIABLE]) == {row.release.project: row.release}
+        assert row.environment == {VARIABLE: str(row.release.folder)}
+    assert pinned.environment == {VARIABLE: ""}
 
 
 def test_rows_are_selected_by_name() -> None:

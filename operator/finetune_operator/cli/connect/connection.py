@@ -6,11 +6,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import suppress
 from http import HTTPStatus
 
-import aiohttp
 from kubernetes.aio.client import Configuration
 
 from finetune_operator.cli.errors import CliError, close_names
-from finetune_operator.cluster.api_server_client import ApiServerClient
 from finetune_operator.cluster.port import (
     ACCESS_REVIEWS,
     JOBS,
@@ -21,7 +19,8 @@ from finetune_operator.cluster.port import (
     ResourceKind,
     Unavailable,
 )
-from finetune_operator.cluster.requests import JSON, METADATA_LIST, Query, Request, error_from
+from finetune_operator.cluster.requests import JSON, METADATA_LIST, Query, Request
+from finetune_operator.cluster.streams import SILENCE_SECONDS, StreamingClient
 from finetune_operator.objects import Object
 
 type Objects = Mapping[str, Object]
@@ -30,18 +29,13 @@ type Renew = Callable[[], Awaitable[Configuration]]
 
 #: In ``metadata.managedFields`` of what a command has edited.
 _FIELD_MANAGER = "finetune"
-#: Bytes of a line of a response: an object has at most 1.5 MiB in etcd, and a log may have no line end at all.
-_LINE_BYTES = 8 * 2**20
-#: Seconds after which the server ends a watch. A bookmark per minute shows in between that the connection is alive.
-_WATCH_SECONDS = 290
-_SILENCE_SECONDS = 100
 _LONGEST_PAUSE = 15.0
 #: Refusals of credentials in a row, over half a minute, from which they count as expired for good. A server that starts
 #: may refuse a valid token.
 _MOST_REFUSALS = 6
 
 
-class Connection(ApiServerClient):
+class Connection(StreamingClient):
     """The commands' access to a cluster and to a namespace in it. Calls raise :class:`ClusterError`."""
 
     def __init__(
@@ -111,7 +105,7 @@ class Connection(ApiServerClient):
     async def served(self, kind: ResourceKind) -> bool:
         """Whether the cluster serves the kind in its version, as discovery shows to every user."""
         try:
-            lines = [line async for line in self.lines(kind.prefix, (), _SILENCE_SECONDS)]
+            lines = [line async for line in self.lines(kind.prefix, (), SILENCE_SECONDS)]
         except NotFound:
             return False
         try:
@@ -140,7 +134,7 @@ class Connection(ApiServerClient):
     async def edit(self, name: str, patch: Object, *, namespace: str | None = None) -> Object:
         """Merges ``patch`` into the job and returns it. Raises Conflict if it names an outdated resourceVersion."""
         manager = [("fieldManager", _FIELD_MANAGER)]
-        return await self._call(
+        return await self.call(
             Request("patch", JOBS, namespace or self.namespace, name, query=manager, body=patch)
         )
 
@@ -206,7 +200,7 @@ class Connection(ApiServerClient):
     async def log(self, pod: str, *, follow: bool) -> AsyncIterator[str]:
         """Yields the log of a pod's only container by line, without line ends; with ``follow`` until it ends."""
         path = PODS.path(self.namespace, pod, "log")
-        silence = None if follow else _SILENCE_SECONDS
+        silence = None if follow else SILENCE_SECONDS
         query = [("follow", str(follow).lower())]
         for renewed in (False, True):
             try:
@@ -219,65 +213,21 @@ class Connection(ApiServerClient):
             else:
                 return
 
-    async def lines(self, path: str, query: Query, silence: float | None) -> AsyncIterator[bytes]:
-        """Yields the response to one GET by line, without line ends; a longer line than 8 MiB in parts.
-
-        Raises ClusterError, also after ``silence`` seconds without a byte. None: there is no such limit.
-        """
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=silence)
-        answer: aiohttp.ClientResponse | None = None
-        try:
-            answer = await self._open("GET", path, query, timeout, headers={"Accept": "*/*"})
-            if answer.status >= 400:
-                raise error_from(answer.status, f"GET {path}", await answer.read())
-            # aiohttp's readline rejects lines above 2 MiB, and an object in a watch may be larger.
-            rest = bytearray()
-            async for chunk in answer.content.iter_any():
-                rest += chunk
-                if b"\n" in chunk:
-                    *whole, last = rest.split(b"\n")
-                    for line in whole:
-                        yield bytes(line)
-                    rest = last
-                elif len(rest) > _LINE_BYTES:
-                    yield bytes(rest)
-                    rest = bytearray()
-            if rest:
-                yield bytes(rest)
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise Unavailable(f"GET {path}: {str(error) or 'no response in time'}") from error
-        finally:
-            if answer is not None:
-                answer.close()
-
     async def _renew_credentials(self) -> None:
         if self._new_credentials is not None:
             self._configuration.api_key = (await self._new_credentials()).api_key
 
     async def _list_and_watch(self, path: str, query: Query) -> AsyncIterator[Objects]:
-        content = b"".join([line async for line in self.lines(path, query, _SILENCE_SECONDS)])
+        content = b"".join([line async for line in self.lines(path, query, SILENCE_SECONDS)])
         try:
             listed = json.loads(content)
             objects = {item["metadata"]["name"]: item for item in listed["items"]}
         except (ValueError, LookupError, TypeError) as error:
             raise Unavailable(f"GET {path}: the response is not a list of objects") from error
         yield dict(objects)
-        watch = [
-            *query,
-            ("watch", "true"),
-            ("allowWatchBookmarks", "true"),
-            ("timeoutSeconds", str(_WATCH_SECONDS)),
-            ("resourceVersion", listed["metadata"]["resourceVersion"]),
-        ]
         try:
-            async for line in self.lines(path, watch, _SILENCE_SECONDS):
-                event = json.loads(line)
-                if event["type"] == "ERROR":
-                    return  # The resource version expired (410) or the server shuts down: list again.
-                if event["type"] == "BOOKMARK":
-                    continue
-                changed = event["object"]
-                if event["type"] == "DELETED":
+            async for kind, changed in self.changes(path, query, listed["metadata"]["resourceVersion"]):
+                if kind == "DELETED":
                     objects.pop(changed["metadata"]["name"], None)
                 else:
                     objects[changed["metadata"]["name"]] = changed

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from devcluster import build, releases
+from devcluster import build
 from devcluster.programs import selection
-from devcluster.releases import PROGRAMS, RELEASES, Release
+from tests.matrix import releases
+from tests.matrix.releases import PROGRAMS, RELEASES, Release, main
 
 GO_MOD = """\
 module k8s.io/kubernetes
@@ -50,53 +51,47 @@ def test_the_module_of_every_release_is_pinned() -> None:
         assert release.reason
 
 
-def test_a_requested_release_takes_the_place_of_the_pinned_programs(
-    first: Release, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(releases.VARIABLE, str(first))
-    assert set(releases.by_program()) == set(PROGRAMS[first.project])
-    for project in PROGRAMS:
-        expected = first.version if project == first.project else releases.pinned(project)
-        assert releases.version(project) == expected
-    assert all(build.share_dir(name).is_relative_to(first.folder) for name in PROGRAMS[first.project])
-    assert build.share_dir("kwok").is_relative_to(build.binary_dir())
-
-
-def test_a_cluster_gets_the_programs_of_the_requested_release_and_the_pinned_ones_otherwise(
+def test_a_cluster_gets_the_programs_of_the_named_folders_and_the_pinned_ones_otherwise(
     first: Release, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FINETUNE_CACHE", str(tmp_path))
-    monkeypatch.setenv(releases.VARIABLE, str(first))
-    for folder in (build.binary_dir(), first.folder):
-        folder.mkdir(parents=True)
-        for program in selection(["kueue"]):
-            (folder / program.name).touch()
+    first.folder.mkdir(parents=True)
+    for name in PROGRAMS[first.project]:
+        (first.folder / name).touch()
+    build.binary_dir().mkdir(parents=True)
+    for program in selection(["kueue"]):
+        (build.binary_dir() / program.name).touch()
+    monkeypatch.setenv(build.VARIABLE, str(releases.ensure(first)))
     programs = build.ensure(["kueue"])
     assert set(programs) == {program.name for program in selection(["kueue"])}
     of_release = {name for name, path in programs.items() if path.is_relative_to(first.folder)}
     assert of_release == set(PROGRAMS[first.project])
+    assert all(build.share_dir(name).is_relative_to(first.folder) for name in of_release)
+    assert build.share_dir("kwok").is_relative_to(build.binary_dir())
 
 
-def test_without_a_request_everything_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(releases.VARIABLE, "")
-    assert releases.requested() == {}
+def test_without_folders_everything_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(build.VARIABLE, "")
     assert build.share_dir("jobset").is_relative_to(build.binary_dir())
 
 
 def test_one_release_of_each_project_can_be_requested() -> None:
     some = {release.project: release for release in releases.table()}
-    assert releases.requested(",".join(map(str, some.values()))) == some
+    assert releases.requested([str(release) for release in some.values()]) == list(some.values())
     two = [str(release) for release in releases.table() if release.project == "jobset"][:2]
     with pytest.raises(ValueError, match="two releases of jobset; expected one"):
-        releases.requested(",".join(two))
+        releases.requested(two)
 
 
-@pytest.mark.parametrize("text", ["jobset", "jobset=0.1", "jobsets=0.8.2", "jobset=0.8.2=", " "])
-def test_an_unknown_release_is_refused_with_the_known_ones(text: str) -> None:
-    with pytest.raises(
-        ValueError, match=r"FINETUNE_RELEASES: unknown release .*; expected some of .*jobset="
-    ):
-        releases.requested(text)
+@pytest.mark.parametrize("name", ["jobset", "jobset=0.1", "jobsets=0.8.2", "jobset=0.8.2=", " "])
+def test_an_unknown_release_is_refused_with_the_known_ones(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([name]) == 1
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert f"unknown release {name!r}; expected some of " in told.err
+    assert "jobset=0.8.2" in told.err
 
 
 def test_kubernetes_is_built_with_its_published_staging_modules() -> None:
