@@ -24,6 +24,7 @@ from finetune_operator.api import (
     shown,
     without_nulls,
 )
+from finetune_operator.api.wording import unknown_field
 from finetune_operator.cli.documents import Place, YamlError, each_document
 
 
@@ -206,8 +207,21 @@ def _check_head(content: Mapping[str, Any]) -> Iterator[FieldError]:
         yield FieldError(location=("kind",), message=message)
 
 
+#: Kubernetes' own fields of ``metadata``.
+_METADATA = (
+    "name", "generateName", "namespace", "labels", "annotations", "finalizers", "ownerReferences", "uid", "generation",
+    "resourceVersion", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "managedFields",
+    "selfLink",
+)  # fmt: skip
+
+
 def _check_metadata(metadata: Any) -> Iterator[FieldError]:
-    """Yields the error of a name that is missing. The model names one of another type."""
+    """Yields the errors of unknown fields, and of a name that is missing. The model names one of another type."""
+    for name in metadata if isinstance(metadata, Mapping) else ():
+        if name not in _METADATA:
+            location = ("metadata", str(name))
+            message = unknown_field(location, metadata[name], _METADATA)
+            yield FieldError(location=location, message=message)
     match metadata:
         case {"name": name} if name is not None and name != "":
             return
