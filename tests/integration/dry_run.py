@@ -83,6 +83,12 @@ class DryRun:
         return Verdict(
             message=message,
             unknown=unknown,
-            invalid=frozenset(cause["field"] for cause in causes if cause not in unasked),
+            invalid=frozenset(_place(cause) for cause in causes if cause not in unasked),
             partial=bool(unasked) or not (unknown or causes),
         )
+
+
+def _place(cause: dict[str, str]) -> str:
+    """The field of an error; of a repeated item its list."""
+    field = cause["field"]
+    return field.rpartition("[")[0] if cause["reason"] == "FieldValueDuplicate" else field

@@ -4,11 +4,17 @@ import re
 from collections.abc import Mapping
 from typing import Annotated
 
-from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Strict
 from pydantic.alias_generators import to_camel
 
 from finetune_operator.api.wording import shown
 
+#: Kubernetes' own fields of ``metadata``.
+METADATA_FIELDS = (
+    "name", "generateName", "namespace", "labels", "annotations", "finalizers", "ownerReferences", "uid", "generation",
+    "resourceVersion", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "managedFields",
+    "selfLink",
+)  # fmt: skip
 _NAME = re.compile(r"[A-Za-z0-9]([-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?")
 _DOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _LONGEST_DOMAIN = 253
@@ -60,7 +66,7 @@ class ObjectMeta(BaseModel):
     name: str
     namespace: str | None = None
     uid: str | None = None
-    generation: int | None = None
+    generation: Annotated[int, Strict()] | None = None
     resource_version: str | None = None
     creation_timestamp: AwareDatetime | None = None
     deletion_timestamp: AwareDatetime | None = None

@@ -15,6 +15,7 @@ from pydantic_core import ErrorDetails
 
 from finetune_operator.api.common import WITHOUT_RULES, ApiModel, DistinctKeys, RuleCheck
 from finetune_operator.api.job import FineTuneJob
+from finetune_operator.api.meta import METADATA_FIELDS
 from finetune_operator.api.numbers import canonical
 from finetune_operator.api.paths import known_fields
 from finetune_operator.api.profile import FineTuneProfile
@@ -133,7 +134,7 @@ def without_nulls(model: type[BaseModel], value: Any, location: tuple[str | int,
     """
     match value:
         case Mapping():
-            known = known_fields(model, location) if location != ("metadata",) else ()
+            known = METADATA_FIELDS if location == ("metadata",) else known_fields(model, location)
             return {
                 key: without_nulls(model, item, (*location, str(key)))
                 for key, item in value.items()

@@ -67,6 +67,13 @@ def test_metadata_that_the_api_server_refuses_is_named(metadata: Document, path:
     assert said in problem.message
 
 
+@pytest.mark.parametrize("name", ["Team A", "a..b", "a" * 254])
+def test_a_profile_has_the_name_of_an_object(name: str) -> None:
+    problem = only(yaml.safe_dump({**PROFILE, "metadata": {"name": name}}))
+    assert problem.path == "metadata.name"
+    assert problem.message.startswith("must be the name of a Kubernetes object")
+
+
 def test_an_annotation_may_hold_any_text_under_a_key_with_capitals() -> None:
     metadata = {
         **JOB["metadata"],
