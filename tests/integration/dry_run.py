@@ -28,6 +28,8 @@ class Verdict:
     """Paths of unknown fields."""
     invalid: frozenset[str] = frozenset()
     """Paths of all other errors."""
+    mistyped: frozenset[str] = frozenset()
+    """Those of ``invalid`` with a value of another type."""
     partial: bool = False
     """Whether the server has not checked everything: the manifest cannot be read, or rules are not evaluated."""
 
@@ -57,9 +59,15 @@ class DryRun:
         if not verdict.unknown:
             return verdict
         others = self._posted(path, manifest, "Ignore")
+        # A value of another type has no fields, and its own error is reported.
+        unknown = {
+            path
+            for path in verdict.unknown
+            if not any(path.startswith(f"{place}.") for place in others.mistyped)
+        }
         return Verdict(
             message=verdict.message + others.message,
-            unknown=verdict.unknown,
+            unknown=frozenset(unknown),
             invalid=others.invalid,
             partial=others.partial,
         )
@@ -79,12 +87,14 @@ class DryRun:
         message = status["message"]
         unknown = frozenset(_UNKNOWN_FIELD.findall(message))
         causes = status.get("details", {}).get("causes", ())
-        unasked = [cause for cause in causes if _RULES_UNASKED in cause["message"]]
+        # An integer that is too large is reported a second time, without its field.
+        placed = [cause for cause in causes if cause["field"] != "<nil>"]
         return Verdict(
             message=message,
             unknown=unknown,
-            invalid=frozenset(_place(cause) for cause in causes if cause not in unasked),
-            partial=bool(unasked) or not (unknown or causes),
+            invalid=frozenset(map(_place, placed)),
+            mistyped=frozenset(map(_place, (c for c in placed if c["reason"] == "FieldValueTypeInvalid"))),
+            partial=any(_RULES_UNASKED in cause["message"] for cause in causes) or not (unknown or causes),
         )
 
 
