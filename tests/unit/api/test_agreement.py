@@ -136,7 +136,12 @@ def _spoilt(draw: st.DrawFn) -> tuple[str, Document]:
 
 _NULLS = {"defaults": {"resources": {"accelerator": None, "topology": "2x2"}}, "images": None}
 _REPEATED = {"flavors": [{**PROFILE["spec"]["flavors"][0], "maxSlices": slices} for slices in (1, 0)]}
-_TOO_MANY = {"namespaces": [*(f"team-{number}" for number in range(256)), 7]}
+_TOO_MANY = {
+    "flavors": [
+        {**PROFILE["spec"]["flavors"][0], "name": f"flavor-{number}", "maxSlices": number}
+        for number in range(33)
+    ]
+}
 
 
 @settings(thorough, max_examples=120)
