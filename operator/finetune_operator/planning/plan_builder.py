@@ -92,8 +92,7 @@ class Draft:
     def plan_on(self, site: SlicePlan, candidates: Sequence[SlicePlan]) -> Plan:
         """Returns the plan for what :meth:`sites` returns. Raises Refused if numbers do not fit."""
         job, stored, spec, profile = self.job, self.stored, self.spec, self.profile
-        accounts = profile.service_accounts
-        secret = spec.hugging_face_token_secret_ref
+        accounts, secret = profile.service_accounts, spec.hugging_face_token_secret_ref
         length_explicit = lookup(job["spec"], "datasets.maxSeqLength") is not None
         model = resolve_model(spec.model)
         evaluation, checkpointing = resolve_evaluation(spec), resolve_checkpointing(spec)
