@@ -12,6 +12,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from finetune_operator.api import FineTuneJobSpec, FineTuneProfileSpec
+from tests.fuzz.faults import OF_VALUES, OF_YAML, manifest, spoil
 from tests.unit.api.documents import following
 from tools.structural_schema import structural_schema
 
@@ -97,6 +98,25 @@ PROFILE: Document = {
     },
 }
 
+#: What a person or a template may write into ``metadata``.
+METADATA: tuple[Document, ...] = (
+    *({"name": name} for name in (
+        "", "A", "a.b", "1a", "9", "a" * 28, "a" * 29, "a" * 63, "a" * 64, "a" * 254, "a-", "-a", "a_b", "a/b", "a b",
+        "a\n", "\u00e4", "null", "true", 5, True, None, [], {},
+    )),
+    {"name": "", "generateName": "a-"}, {"name": None, "generateName": "a" * 24}, {"name": None, "generateName": "A"},
+    *({"labels": labels} for labels in (
+        {}, {"a": "b"}, {"a": ""}, {"a": "b c"}, {"a": "-b"}, {"a": "b" * 64}, {"a": 1}, {"a": True}, {"a": None},
+        {"": "b"}, {"a b": "c"}, {"a/b": "c"}, {"A/b": "c"}, {"a/b/c": "d"}, {"/a": "b"}, {"a/": "b"},
+        {"a" * 64: "b"}, {f"{'a' * 254}/b": "c"}, "a", ["a"], None,
+    )),
+    *({"annotations": annotations} for annotations in (
+        {"a": "\u00e4 b"}, {"a b": "c"}, {"A/b": "c"}, {"a": 1}, {"a": None}, {"": ""}, "a", [], None,
+    )),
+    {"unknown": 1}, {"unknown": None}, {"Labels": {}}, {"lables": {"a": "b"}}, {"generation": 7}, {"generation": "7"},
+    {"uid": 5}, {"namespace": 5},
+)  # fmt: skip
+
 JOB_SCHEMA = structural_schema(FineTuneJobSpec)
 PROFILE_SCHEMA = structural_schema(FineTuneProfileSpec)
 
@@ -143,6 +163,17 @@ def changed(draw: st.DrawFn, base: Document, fields: list[tuple[Path, Document]]
     if draw(st.integers(0, 30)) == 17:
         put(document["spec"], (draw(st.sampled_from(["unknown", "Suspend", "__proto__"])),), 1)
     return document
+
+
+@st.composite
+def manifests(draw: st.DrawFn, base: Document, fields: list[tuple[Path, Document]], schema: Document) -> str:
+    """Texts of manifests: valid ones, and ones with up to three faults. ``schema`` is that of the whole object."""
+    document = draw(changed(base, fields, 4))
+    if draw(st.integers(0, 5)) == 3:
+        document["metadata"].update(deepcopy(draw(st.sampled_from(METADATA))))
+    for _ in range(draw(st.integers(0, 3))):
+        spoil(draw, document, schema, OF_VALUES + OF_YAML)
+    return manifest(document)
 
 
 def jobs() -> st.SearchStrategy[Document]:

@@ -183,14 +183,18 @@ class DistinctKeys:
     key: str
 
     def __call__(self, items: Sequence[BaseModel]) -> Sequence[BaseModel]:
+        if message := self.repetition(items):
+            raise ValueError(message)
+        return items
+
+    def repetition(self, items: Sequence[BaseModel]) -> str | None:
+        """Returns the message for the first value that occurs twice; None if all are distinct."""
         seen: set[Hashable] = set()
         for item in items:
             if (value := getattr(item, self.key)) in seen:
-                raise ValueError(
-                    f"{self.key} {str(value)!r} occurs twice: give each entry its own {self.key}"
-                )
+                return f"{self.key} {str(value)!r} occurs twice: give each entry its own {self.key}"
             seen.add(value)
-        return items
+        return None
 
 
 def list_map(key: str) -> AfterValidator:

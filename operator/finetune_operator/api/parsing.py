@@ -3,23 +3,27 @@
 Objects may have been stored under an older schema, so nothing that the API server validates today is assumed.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import UnionType
 from typing import Annotated, Any, Final, Union, get_args, get_origin
 
+from annotated_types import MaxLen
 from pydantic import AfterValidator, BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from finetune_operator.api.common import WITHOUT_RULES, ApiModel, RuleCheck
+from finetune_operator.api.common import WITHOUT_RULES, ApiModel, DistinctKeys, RuleCheck
 from finetune_operator.api.job import FineTuneJob
+from finetune_operator.api.meta import METADATA_FIELDS
 from finetune_operator.api.numbers import canonical
 from finetune_operator.api.paths import known_fields
 from finetune_operator.api.profile import FineTuneProfile
-from finetune_operator.api.rules import ValidationRule
-from finetune_operator.api.wording import worded
+from finetune_operator.api.wording import too_many, worded
 from finetune_operator.objects import Object
 
+#: What pydantic checks of objects, lists and maps whose fields and items are valid.
+type Check = RuleCheck | DistinctKeys | MaxLen
 #: Stands in :func:`_as_rules_read` for a value in which a rule finds neither fields nor items.
 _UNREADABLE: Final = object()
 
@@ -65,20 +69,27 @@ def _parse[M: BaseModel](model: type[M], obj: Object) -> M:
         raise InvalidObject([FieldError(location=(), message=f"must be an object, not {type(obj).__name__}")])
     # Messages show an integer as it is written; the bounds of every field refuse one that not every reader holds.
     document = canonical({key: value for key, value in obj.items() if key != "status"}, large_as_float=False)
-    parsed, faults = None, []
+    details: Sequence[ErrorDetails] = ()
+    parsed = None
     try:
         parsed = model.model_validate(document, by_alias=True, by_name=False)
     except ValidationError as error:
-        faults = _faults(model, error, document)
+        details = error.errors(include_url=False)
+    faults = _field_errors(model, details)
     wrong = {fault.location for fault in faults}
     faults += [
         FieldError(location=location, message="is null: leave the field out, or give it a value")
         for location in _nulls(document)
         if not any(location[:end] in wrong for end in range(len(location) + 1))
     ]
-    if parsed is None or faults:
-        raise InvalidObject(faults)
-    return parsed
+    if parsed is not None and not faults:
+        return parsed
+    broken: list[FieldError] = []
+    _as_rules_read(model, document, (), broken)
+    # A rule on a value of the wrong type or form would repeat the same error in a less helpful way.
+    faults += [fault for fault in broken if fault.location not in wrong]
+    # Where that keeps a rule that pydantic has found broken, the first broken one is known.
+    raise InvalidObject(faults or [_fault(model, detail) for detail in details])
 
 
 def parse_merged[M: ApiModel](model: type[M], document: Object) -> M:
@@ -95,7 +106,7 @@ def parse_merged[M: ApiModel](model: type[M], document: Object) -> M:
     try:
         return _validated(model, document)
     except ValidationError as error:
-        raise InvalidObject(_faults(model, error, {})) from None
+        raise InvalidObject(_field_errors(model, error.errors(include_url=False))) from None
 
 
 def _validated[M: ApiModel](model: type[M], document: Object) -> M:
@@ -123,7 +134,7 @@ def without_nulls(model: type[BaseModel], value: Any, location: tuple[str | int,
     """
     match value:
         case Mapping():
-            known = known_fields(model, location) if location != ("metadata",) else ()
+            known = METADATA_FIELDS if location == ("metadata",) else known_fields(model, location)
             return {
                 key: without_nulls(model, item, (*location, str(key)))
                 for key, item in value.items()
@@ -134,23 +145,14 @@ def without_nulls(model: type[BaseModel], value: Any, location: tuple[str | int,
     return value
 
 
-def _faults(model: type[BaseModel], error: ValidationError, document: Object) -> list[FieldError]:
-    """Returns each error once. ``document``: the object whose rules are asked; empty: none is."""
-    details = error.errors(include_url=False)
-    found = [
+def _field_errors(model: type[BaseModel], details: Sequence[ErrorDetails]) -> list[FieldError]:
+    """Returns pydantic's errors without those of rules."""
+    return [
         _fault(model, detail)
         for detail in details
         if detail["type"] != "rule"
         and not (detail["type"] == "too_short" and _holds_another(detail, details))
     ]
-    wrong = {fault.location for fault in found}
-    broken: list[FieldError] = []
-    if document:
-        _as_rules_read(model, document, (), broken)
-    # A rule on a value of the wrong type or form would repeat the same error in a less helpful way.
-    faults = [*found, *(fault for fault in broken if fault.location not in wrong)]
-    # Where that keeps a rule that pydantic has found broken, the first broken one is known.
-    return faults or [_fault(model, detail) for detail in details]
 
 
 def _fault(model: type[BaseModel], detail: ErrorDetails) -> FieldError:
@@ -171,18 +173,18 @@ def _as_rules_read(
 ) -> Any:
     """Returns a value of the type ``annotation``, valid or not, as rules read it; adds those that it breaks.
 
-    pydantic asks an object's rules only if all its fields are valid, and stops at the first one that is broken. Here
-    a rule that cannot be asked, because a value is missing or of another type, counts as kept.
+    pydantic asks an object's rules, and whether a list has repetitions or too many items, only if all fields or items
+    are valid, and stops at the first rule that is broken. Here a rule that cannot be asked, because a value is missing
+    or of another type, counts as kept. A field that is null counts as missing, as the API server drops it.
     """
     origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin in (Union, UnionType):
+        return _as_rules_read(arguments[0], value, location, broken)
     read = value
-    rules: tuple[ValidationRule, ...] = ()
+    checks: list[Check] = []
     if origin is Annotated:
         read = _as_rules_read(arguments[0], value, location, broken)
-        checks = (each.func for each in arguments[1:] if isinstance(each, AfterValidator))
-        rules = tuple(rule for check in checks if isinstance(check, RuleCheck) for rule in check.rules)
-    elif origin in (Union, UnionType):
-        return _as_rules_read(arguments[0], value, location, broken) if value is not None else None
+        checks = list(_checks(arguments[1:]))
     elif origin is tuple:
         if not isinstance(value, list | tuple):
             return _UNREADABLE
@@ -195,17 +197,48 @@ def _as_rules_read(
         read = annotation.model_construct(**{
             name: _as_rules_read(field.rebuild_annotation(), value[alias], (*location, alias), broken)
             for name, field in annotation.model_fields.items()
-            if (alias := field.alias or name) in value
+            if value.get(alias := field.alias or name) is not None
         })  # fmt: skip
-        rules = getattr(annotation, "rules", ())
-    for rule in rules:
-        try:
-            kept = rule.holds is None or rule.holds(read)
-        except Exception:  # noqa: BLE001  a value that the rule does not expect, whose own error is reported
-            kept = True
-        if not kept:
-            broken.append(FieldError(location=(*location, *rule.at), message=rule.message))
+        checks = [RuleCheck(getattr(annotation, "rules", ()))]
+    broken += [
+        FieldError(location=(*location, *at), message=message)
+        for check in checks
+        for at, message in _violations(check, read)
+    ]
     return read
+
+
+def _checks(annotations: Sequence[Any]) -> Iterator[Check]:
+    for annotation in annotations:
+        if isinstance(annotation, FieldInfo):
+            yield from _checks(annotation.metadata)
+        elif isinstance(annotation, MaxLen):
+            yield annotation
+        elif isinstance(annotation, AfterValidator) and isinstance(annotation.func, RuleCheck | DistinctKeys):
+            yield annotation.func
+
+
+def _violations(check: Check, value: Any) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yields path below the value, and message, of each violation."""
+    match check:
+        case MaxLen(max_length=most):
+            if isinstance(value, tuple | Mapping) and len(value) > most:
+                yield (), too_many(len(value), most)
+        case DistinctKeys():
+            if message := _answer(check.repetition, value):
+                yield (), message
+        case RuleCheck(rules=rules):
+            for rule in rules:
+                if rule.holds is not None and _answer(rule.holds, value) is False:
+                    yield rule.at, rule.message
+
+
+def _answer[T](question: Callable[[Any], T], value: Any) -> T | None:
+    """Returns None if the question does not expect such a value, whose own error is reported."""
+    try:
+        return question(value)
+    except Exception:  # noqa: BLE001
+        return None
 
 
 def render_path(location: Sequence[int | str]) -> str:

@@ -110,6 +110,11 @@ def shown(value: Any) -> str:
             return str(value)[:64]
 
 
+def too_many(number: int, most: int) -> str:
+    """Returns the message for a list or a map of more than ``most`` entries."""
+    return f"has {number} entries, may have at most {most}"
+
+
 #: The type that a field requires, by pydantic's type of error.
 _REQUIRED = {
     "string_type": "a string",
@@ -156,7 +161,7 @@ def worded(model: type[BaseModel], detail: ErrorDetails) -> tuple[str, str]:
         case "string_too_long":
             message = f"has {len(actual)} characters, may have at most {context['max_length']}"
         case "too_long":
-            message = f"has {len(actual)} entries, may have at most {context['max_length']}"
+            message = too_many(len(actual), context["max_length"])
         case kind if kind in _BOUNDS:
             limit, words = _BOUNDS[kind]
             message = f"is {shown(actual)}, {words} {canonical(context[limit])}"

@@ -25,7 +25,7 @@ from finetune_operator.planning.defaults import BUILT_IN, CONSTRAINT_MODE
 from finetune_operator.planning.errors import Refused, invalid_spec, naming_contact, with_contact
 from finetune_operator.planning.merge import merge
 from finetune_operator.planning.plan import IDENTITY, Findings, Plan
-from finetune_operator.planning.plan_builder import Draft, make_plan
+from finetune_operator.planning.plan_builder import Draft
 from finetune_operator.planning.policy.job_checks import policy_problems, refused_by
 from finetune_operator.planning.policy.limits import (
     bounds_of,
@@ -131,7 +131,7 @@ def _admission(job: Object, profile: CheckedProfile, spec: Object) -> Admission:
     )
     if not (draft.spec.resources.names_a_slice or draft.spec.hyperparameters.global_batch_size):
         # Other slices may suit the fixed batch than a batch that follows from each of them.
-        return Admission(job=job, stored=stored, plan=make_plan(job, stored))
+        return Admission(job=job, stored=stored, plan=Draft.of(job, stored).plan())
     return Admission(job=job, stored=stored, plan=Draft.of(job, stored).plan_on(site, candidates))
 
 
@@ -233,7 +233,7 @@ class Planner:
             as_admitted = {**job, "spec": {**stored.spec, **steering}}
             # Another one, because the traceback holds what was planned, and this may be kept.
             why = Refused(refused.reason, refused.message)
-            return make_plan(as_admitted, stored, tried, found), why
+            return Draft.of(as_admitted, stored, found).plan(tried, found), why
 
 
 def _admitted_identity(job: Object, base: Object, stored: StoredPlan) -> Object:

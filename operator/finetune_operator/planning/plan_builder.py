@@ -37,12 +37,12 @@ from finetune_operator.planning.slices.pathways import refuse_other_controller
 from finetune_operator.planning.slices.slice_plan import SlicePlan, slice_plan
 from finetune_operator.planning.slices.topology import (
     NONE_TRIED,
-    FlavorTerms,
     Placement,
     SliceOffer,
     by_price,
     named_slice,
     placement,
+    terms,
 )
 from finetune_operator.planning.stages import STAGES, stages_of
 from finetune_operator.planning.stored_plan import LIFECYCLE, StoredPlan, digest, identity, owner_reference
@@ -53,23 +53,6 @@ _FAULTS = {
     Reason.BATCH_MISMATCH: "has more devices than can share the batch",
     Reason.PARALLELISM_MISMATCH: "has not the number of devices that spec.resources.parallelism comes to",
 }
-
-
-def make_plan(
-    job: Object,
-    stored: StoredPlan,
-    tried: Mapping[str, int] = NONE_TRIED,
-    found: MemoryOutcome | None = None,
-) -> Plan:
-    """Resolves an admitted job. Raises Refused if numbers or shapes do not fit.
-
-    Args:
-        job: the FineTuneJob.
-        stored: the decisions of its admission.
-        tried: how often each flavor was tried without success, by name; those are used last.
-        found: preflight's record of the training's memory, which decides the slice if the job names none.
-    """
-    return Draft.of(job, stored, found).plan(tried, found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,19 +80,81 @@ class Draft:
         queues = resolve_queues(job["metadata"].get("labels") or {}, profile.queue)
         return cls(job=job, stored=stored, merged=merged, spec=spec, profile=profile, queues=queues)
 
-    def plan(self, tried: Mapping[str, int], found: MemoryOutcome | None) -> Plan:
-        """Returns the plan. Arguments and errors are those of :func:`make_plan`."""
+    def plan(self, tried: Mapping[str, int] = NONE_TRIED, found: MemoryOutcome | None = None) -> Plan:
+        """Returns the plan. Raises Refused if numbers or shapes do not fit.
+
+        Args:
+            tried: how often each flavor was tried without success, by name; those are used last.
+            found: preflight's record of the training's memory, which decides the slice if the job names none.
+        """
         return self.plan_on(*self.sites(tried, found))
 
     def plan_on(self, site: SlicePlan, candidates: Sequence[SlicePlan]) -> Plan:
         """Returns the plan for what :meth:`sites` returns. Raises Refused if numbers do not fit."""
-        return _plan(self, site, candidates)
+        job, stored, spec, profile = self.job, self.stored, self.spec, self.profile
+        accounts, secret = profile.service_accounts, spec.hugging_face_token_secret_ref
+        length_explicit = lookup(job["spec"], "datasets.maxSeqLength") is not None
+        model = resolve_model(spec.model)
+        evaluation, checkpointing = resolve_evaluation(spec), resolve_checkpointing(spec)
+        return Plan(
+            job=identity(job),
+            owner=owner_reference(job),
+            digest=stored.digest,
+            profile_name=stored.profile_name,
+            profile_hash=stored.profile_hash,
+            spec_hash=digest({name: value for name, value in self.merged.items() if name not in LIFECYCLE}),
+            spec_digests=stage_digests(job["spec"], stored.profile.get("defaults", {})),
+            contract=stored.contract,
+            stages=stages_of(model, evaluation),
+            placement=site.placement,
+            flavors=terms(stored.profile["flavors"]),
+            mesh=site.mesh,
+            pathways=site.pathways,
+            model=model,
+            lineage=lookup(self.merged, "model.fromJob"),
+            data=resolve_data(spec, length_explicit=length_explicit, created=_created(job)),
+            method=resolve_method(spec),
+            hyperparameters=resolve_hyperparameters(spec, site.global_batch),
+            checkpointing=checkpointing,
+            evaluation=evaluation,
+            export=resolve_export(spec, accounts.cpu or _SERVICE_ACCOUNT),
+            exported_checkpoint=str(
+                spec.export.checkpoint or ("Best" if checkpointing.keep_best else "Last")
+            ),
+            on_gate_failure=spec.export.on_gate_failure.value,
+            export_proof=spec.preflight.export_proof,
+            profiling=ProfilingSpec(**dict(spec.profiling)) if spec.profiling else None,
+            smoke=SmokeSpec(**dict(spec.preflight.smoke)) if spec.preflight.smoke else None,
+            memory=resolve_memory(spec.preflight.memory, site, candidates, profile, spec.resources),
+            use_cache=spec.cache.value,
+            engine_overrides=spec.engine_overrides or {},
+            recovery=spec.recovery,
+            budget=site.budget,
+            limits=_time_limits(spec),
+            run_folder=stored.run_folder,
+            resumes="resumeFrom" in stored.spec,
+            cache=stored.cache,
+            programs=stored.programs,
+            image=profile.images.trainer,
+            cpu_image=profile.images.cpu,
+            service_account_tpu=accounts.tpu or _SERVICE_ACCOUNT,
+            service_account_cpu=accounts.cpu or _SERVICE_ACCOUNT,
+            hub_token=secret_key(secret) if secret else None,
+            upload_tokens=upload_tokens(spec),
+            cpu_pool=profile.cpu_pool,
+            queues=self.queues,
+            pod=profile.pod.model_copy(update={"labels": {**profile.pod.labels, **stored.job_labels}}),
+            currency=profile.currency,
+            owner_of_profile=profile.owner.to_document() if profile.owner else {},
+            bounds=bounds_of(profile.constraints),
+            plan_only=spec.plan_only,
+        )
 
     def sites(
         self, tried: Mapping[str, int], found: MemoryOutcome | None
     ) -> tuple[SlicePlan, Sequence[SlicePlan]]:
         """Returns the job on its slice, and on those that preflight may choose instead. Arguments and errors are those
-        of :func:`make_plan`."""
+        of :meth:`plan`."""
         stored, resources, flavors = self.stored, self.spec.resources, self.profile.flavors
         name = stored.profile_name
         refuse_other_controller(lookup(stored.spec, "resources.controller"), resources.controller)
@@ -187,74 +232,18 @@ def slice_faults(
     return fault
 
 
-def _plan(draft: Draft, site: SlicePlan, candidates: Sequence[SlicePlan]) -> Plan:
-    job, stored, spec, profile = draft.job, draft.stored, draft.spec, draft.profile
-    accounts, hang = profile.service_accounts, spec.hang_policy
-    secret = spec.hugging_face_token_secret_ref
-    memory = resolve_memory(spec.preflight.memory, site, candidates, profile, spec.resources)
-    length_explicit = lookup(job["spec"], "datasets.maxSeqLength") is not None
-    model = resolve_model(spec.model)
-    evaluation, checkpointing = resolve_evaluation(spec), resolve_checkpointing(spec)
-    return Plan(
-        job=identity(job),
-        owner=owner_reference(job),
-        digest=stored.digest,
-        profile_name=stored.profile_name,
-        profile_hash=stored.profile_hash,
-        spec_hash=digest({name: value for name, value in draft.merged.items() if name not in LIFECYCLE}),
-        spec_digests=stage_digests(job["spec"], stored.profile.get("defaults", {})),
-        contract=stored.contract,
-        stages=stages_of(model, evaluation),
-        placement=site.placement,
-        flavors={flavor.name: FlavorTerms.of(flavor) for flavor in profile.flavors},
-        mesh=site.mesh,
-        pathways=site.pathways,
-        model=model,
-        lineage=lookup(draft.merged, "model.fromJob"),
-        data=resolve_data(spec, length_explicit=length_explicit, created=_created(job)),
-        method=resolve_method(spec),
-        hyperparameters=resolve_hyperparameters(spec, site.global_batch),
-        checkpointing=checkpointing,
-        evaluation=evaluation,
-        export=resolve_export(spec, accounts.cpu or _SERVICE_ACCOUNT),
-        exported_checkpoint=str(spec.export.checkpoint or ("Best" if checkpointing.keep_best else "Last")),
-        on_gate_failure=spec.export.on_gate_failure.value,
-        export_proof=spec.preflight.export_proof,
-        profiling=ProfilingSpec(**dict(spec.profiling)) if spec.profiling else None,
-        smoke=SmokeSpec(**dict(spec.preflight.smoke)) if spec.preflight.smoke else None,
-        memory=memory,
-        use_cache=spec.cache.value,
-        engine_overrides=spec.engine_overrides or {},
-        recovery=spec.recovery,
-        budget=site.budget,
-        limits=TimeLimits(
-            active=spec.active_deadline_seconds,
-            pre_running=spec.pre_running_deadline_seconds,
-            startup=hang.startup_seconds,
-            refused_pods=hang.refused_pods_seconds or REFUSED_PODS_SECONDS,
-            no_step=hang.no_step_seconds,
-            evaluate=hang.stage_seconds or EVALUATE_SECONDS,
-            cpu_stage=hang.stage_seconds or CPU_STAGE_SECONDS,
-            blind=hang.blind_seconds,
-            child_ttl=spec.child_ttl_seconds_after_finished,
-        ),
-        run_folder=stored.run_folder,
-        resumes="resumeFrom" in stored.spec,
-        cache=stored.cache,
-        programs=stored.programs,
-        image=profile.images.trainer,
-        cpu_image=profile.images.cpu,
-        service_account_tpu=accounts.tpu or _SERVICE_ACCOUNT,
-        service_account_cpu=accounts.cpu or _SERVICE_ACCOUNT,
-        hub_token=secret_key(secret) if secret else None,
-        upload_tokens=upload_tokens(spec),
-        cpu_pool=profile.cpu_pool,
-        queues=draft.queues,
-        pod=profile.pod.model_copy(update={"labels": {**profile.pod.labels, **stored.job_labels}}),
-        currency=profile.currency,
-        owner_of_profile=profile.owner.to_document() if profile.owner else {},
-        bounds=bounds_of(profile.constraints),
-        plan_only=spec.plan_only,
+def _time_limits(spec: DefaultedJobSpec) -> TimeLimits:
+    hang = spec.hang_policy
+    return TimeLimits(
+        active=spec.active_deadline_seconds,
+        pre_running=spec.pre_running_deadline_seconds,
+        startup=hang.startup_seconds,
+        refused_pods=hang.refused_pods_seconds or REFUSED_PODS_SECONDS,
+        no_step=hang.no_step_seconds,
+        evaluate=hang.stage_seconds or EVALUATE_SECONDS,
+        cpu_stage=hang.stage_seconds or CPU_STAGE_SECONDS,
+        blind=hang.blind_seconds,
+        child_ttl=spec.child_ttl_seconds_after_finished,
     )
 
 

@@ -1,17 +1,15 @@
 """Kueue's queues: selects a stage's queue from the profile and, if the profile allows it, from the job's own labels."""
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from finetune_operator.api.meta import is_domain
 from finetune_operator.api.profile import Queue
 
 type Labels = Mapping[str, str]
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
-#: Names of LocalQueues and WorkloadPriorityClasses; Kueue's webhook refuses JobSets with others.
-_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +41,8 @@ def forbidden_labels(labels: Labels, queue: Queue) -> Iterator[str]:
     if queue.allow_job_labels:
         for label, kind in ((QUEUE_LABEL, "LocalQueue"), (PRIORITY_LABEL, "WorkloadPriorityClass")):
             value = labels.get(label)
-            if value and not _SUBDOMAIN.fullmatch(value):
+            # Kueue's webhook refuses JobSets with other names.
+            if value and not is_domain(value):
                 yield (
                     f"metadata.labels[{label}] = {value}, which is no name of a {kind}: expected lower-case letters, "
                     "digits, - and ."

@@ -109,11 +109,14 @@ class StoredPlan:
         """Returns the plan to store for an admission. ``profile`` is the spec of the profile."""
         copied = profile.get("pod", {}).get("jobLabels", ())
         labels = job["metadata"].get("labels") or {}
+        if spec["resources"]["controller"] == "Pathways":
+            # The catalog's images change with the operator's release, while the trainer image does not.
+            profile = {**profile, "images": with_pathways_images(profile["images"])}
         return cls(
             job=identity(job),
             profile_name=profile_name,
             profile_hash=profile_hash,
-            profile=_with_images(profile, spec["resources"]["controller"]),
+            profile=profile,
             spec={name: value for name, value in spec.items() if name not in LIFECYCLE},
             contract=CONTRACT_VERSION,
             job_labels={key: labels[key] for key in copied if key in labels},
@@ -239,13 +242,3 @@ def read_stored_plan(config_map: Object) -> StoredPlan:
 def _artifacts(profile: Object) -> str:
     folder: str = profile["storage"]["artifacts"]
     return folder.rstrip("/")
-
-
-def _with_images(profile: Object, controller: str) -> Object:
-    """Returns the profile with the catalog's images for Pathways named explicitly.
-
-    They change with the operator's release, while the trainer image does not.
-    """
-    if controller != "Pathways":
-        return profile
-    return {**profile, "images": with_pathways_images(profile["images"])}

@@ -4,6 +4,7 @@ Every check returns the places of what it refuses.
 """
 
 import operator
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
@@ -36,7 +37,14 @@ def check_rules(content: Mapping[str, Any], schema: Schema, *, sound: bool) -> l
     since the schema violation is reported already.
     """
     # An integer beyond 64 bits is none in CEL, and the API server holds it as a decimal.
-    return list(_violated(canonical(content), schema, (), sound=sound))
+    return list(_violated(_without_nulls(canonical(content)), schema, (), sound=sound))
+
+
+def _without_nulls(value: Any) -> Any:
+    """The value without null fields, which the API server drops before it evaluates rules."""
+    if isinstance(value, Mapping):
+        return {name: _without_nulls(item) for name, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def _members(value: Any, schema: Schema, place: Place) -> Iterator[Place]:
@@ -82,6 +90,14 @@ def _bound(keyword: str) -> Callable[..., Iterator[jsonschema.ValidationError]]:
     return check
 
 
+def _pattern(
+    validator: Any, pattern: str, value: Any, _schema: Schema
+) -> Iterator[jsonschema.ValidationError]:
+    """As Go reads a pattern: ``$`` is the end of the text only, not also a line's end before it."""
+    if validator.is_type(value, "string") and not re.search(pattern.replace("$", r"\Z"), value):
+        yield jsonschema.ValidationError(f"pattern {pattern}")
+
+
 _BOUNDS: Mapping[str, tuple[Callable[[Any, Any], bool], Callable[[Any, Any], bool]]] = {
     "minimum": (operator.ge, operator.gt),
     "maximum": (operator.le, operator.lt),
@@ -90,6 +106,7 @@ _Validator = jsonschema.validators.extend(
     jsonschema.Draft202012Validator,
     {
         **{keyword: _bound(keyword) for keyword in _BOUNDS},
+        "pattern": _pattern,
         "exclusiveMinimum": None,
         "exclusiveMaximum": None,
     },

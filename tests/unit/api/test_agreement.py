@@ -1,10 +1,11 @@
 """Models and CRDs accept the same documents: what the API server stores can be read, and nothing else."""
 
+from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from finetune_operator.api import InvalidObject, parse_job, parse_profile
@@ -12,8 +13,9 @@ from finetune_operator.api.common import ApiModel
 from finetune_operator.api.job import FineTuneJob
 from finetune_operator.api.profile import FineTuneProfile
 from finetune_operator.api.status import FineTuneJobStatus
+from tests.fuzz.faults import OF_VALUES, spoil
 from tests.unit.api.documents import JOB, PROFILE, Document, following
-from tests.unit.api.schema_oracle import check_rules, check_schema
+from tests.unit.api.schema_oracle import Place, check_rules, check_schema
 from tools.crd import job_crd, profile_crd, root_schema
 
 pytestmark = pytest.mark.slow
@@ -33,24 +35,28 @@ def accepted_by_server(document: Document, schema: Document) -> bool:
     return (
         not check_schema(document, schema)
         and not check_rules(document, schema, sound=True)
-        and not _repeats(document, schema)
+        and not list(_repeats(document, schema))
     )
 
 
-def _repeats(value: Any, schema: Document) -> bool:
+def _repeats(value: Any, schema: Document, place: Place = ()) -> Iterator[Place]:
+    """Lists in which a key occurs twice."""
     if isinstance(value, dict):
         below = [
-            (item, schema.get("properties", {}).get(name) or schema.get("additionalProperties"))
+            (name, item, schema.get("properties", {}).get(name) or schema.get("additionalProperties"))
             for name, item in value.items()
         ]
     elif isinstance(value, list):
-        keys = [tuple(item[key] for key in schema.get("x-kubernetes-list-map-keys", ())) for item in value]
-        if schema.get("x-kubernetes-list-type") == "map" and len(set(keys)) < len(keys):
-            return True
-        below = [(item, schema["items"]) for item in value]
+        names = schema.get("x-kubernetes-list-map-keys", ())
+        keys = [[item.get(name) for name in names] for item in value if isinstance(item, dict)]
+        if any(key in keys[:index] and None not in key for index, key in enumerate(keys) if key):
+            yield place
+        below = [(index, item, schema.get("items")) for index, item in enumerate(value)]
     else:
-        return False
-    return any(_repeats(item, inner) for item, inner in below if inner)
+        return
+    for key, item, inner in below:
+        if inner:
+            yield from _repeats(item, inner, (*place, key))
 
 
 def accepted_by_models(kind: str, document: Document) -> bool:
@@ -96,15 +102,10 @@ def test_a_status_that_the_models_write_is_one_that_the_server_takes(data: st.Da
     schema = JOB_SCHEMA["properties"]["status"]
     section = data.draw(st.sampled_from(sorted(schema["properties"])))
     document = {"observedGeneration": 1, section: data.draw(following(schema["properties"][section]))}
-    assume(not _repeats(document, schema))
+    assume(not list(_repeats(document, schema)))
     status = FineTuneJobStatus.model_validate(document, by_alias=True, by_name=False)
     assert check_schema(status.to_document(), schema) == []
     assert FineTuneJobStatus.model_validate(status.to_document()) == status
-
-
-_wrong: st.SearchStrategy[Any] = st.sampled_from(
-    [None, True, 1, 1.5, "x", "", [], {}, ["x"], {"x": 1}, -1, 10**12]
-)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -115,49 +116,49 @@ def test_spoilt_documents_are_judged_alike(kind: str, data: st.DataObject) -> No
     section = data.draw(st.sampled_from(sorted(schema["properties"]["spec"]["properties"])))
     value = data.draw(following(schema["properties"]["spec"]["properties"][section]))
     document = deepcopy({**base, "spec": {**base["spec"], section: value}})
-    container, key = data.draw(st.sampled_from(list(_slots(document["spec"]))))
-    _spoil(data, container, key)
+    spoil(data.draw, document["spec"], schema["properties"]["spec"], OF_VALUES)
     assert accepted_by_models(kind, document) is accepted_by_server(document, schema)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@thorough
-@given(data=st.data())
-def test_every_error_is_reported_at_once(kind: str, data: st.DataObject) -> None:
-    """Also the rules of objects that have another error, which pydantic does not ask."""
-    base, schema, parse, _ = KINDS[kind]
+@st.composite
+def _spoilt(draw: st.DrawFn) -> tuple[str, Document]:
+    """A kind, and a document of it with three faults."""
+    kind = draw(st.sampled_from(sorted(KINDS)))
+    base, schema, _, _ = KINDS[kind]
     sections = schema["properties"]["spec"]["properties"]
-    chosen = data.draw(st.lists(st.sampled_from(sorted(sections)), min_size=1, max_size=2, unique=True))
-    values = {section: data.draw(following(sections[section])) for section in chosen}
+    chosen = draw(st.lists(st.sampled_from(sorted(sections)), min_size=1, max_size=2, unique=True))
+    values = {section: draw(following(sections[section])) for section in chosen}
     document = deepcopy({**base, "metadata": {"name": "A"}, "spec": {**base["spec"], **values}})
     for _ in range(3):
-        _spoil(data, *data.draw(st.sampled_from(list(_slots(document["spec"])))))
-    wrong = set(check_schema(document, schema))
+        spoil(draw, document["spec"], schema["properties"]["spec"], OF_VALUES)
+    return kind, document
+
+
+_NULLS = {"defaults": {"resources": {"accelerator": None, "topology": "2x2"}}, "images": None}
+_REPEATED = {"flavors": [{**PROFILE["spec"]["flavors"][0], "maxSlices": slices} for slices in (1, 0)]}
+_TOO_MANY = {
+    "flavors": [
+        {**PROFILE["spec"]["flavors"][0], "name": f"flavor-{number}", "maxSlices": number}
+        for number in range(33)
+    ]
+}
+
+
+@settings(thorough, max_examples=120)
+@given(spoilt=_spoilt())
+@example(spoilt=("profile", {**PROFILE, "spec": {**PROFILE["spec"], **_NULLS}}))
+@example(spoilt=("profile", {**PROFILE, "spec": {**PROFILE["spec"], **_REPEATED}}))
+@example(spoilt=("profile", {**PROFILE, "spec": {**PROFILE["spec"], **_TOO_MANY}}))
+def test_every_error_is_reported_at_once(spoilt: tuple[str, Document]) -> None:
+    """Also the rules of objects that have another error, which pydantic does not ask."""
+    kind, document = spoilt
+    _, schema, parse, _ = KINDS[kind]
+    wrong = {*check_schema(document, schema), *_repeats(document, schema)}
     expected = wrong | (set(check_rules(document, schema, sound=not wrong)) - wrong)
     assume(expected)
     with pytest.raises(InvalidObject) as caught:
         parse(document)
     assert expected <= {fault.location for fault in caught.value.faults}
-
-
-def _spoil(data: st.DataObject, container: Any, key: Any) -> None:
-    action = data.draw(st.sampled_from(["replace", "remove", "add"]))
-    if action == "replace":
-        container[key] = deepcopy(data.draw(_wrong))
-    elif action == "remove":
-        del container[key]
-    elif isinstance(container, dict):
-        container["unknownField"] = deepcopy(data.draw(_wrong))
-
-
-def _slots(value: Any) -> Any:
-    """Every place that holds a value: its container and its key."""
-    entries = (
-        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    )
-    for key, item in list(entries):
-        yield value, key
-        yield from _slots(item)
 
 
 @pytest.mark.parametrize("kind", KINDS)

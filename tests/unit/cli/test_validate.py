@@ -51,6 +51,38 @@ def test_a_generated_name_that_is_too_long_names_the_prefix() -> None:
     assert problem.fix.endswith("The API server adds 5 characters to it.")
 
 
+@pytest.mark.parametrize(
+    ("metadata", "path", "said"),
+    [
+        ({"lables": {}}, "metadata.lables", "unknown field: did you mean labels?"),
+        ({"labels": {"a b": "c"}}, "metadata.labels", 'not "a b"'),
+        ({"labels": {"a": "b c"}}, "metadata.labels.a", 'not "b c": longer texts fit into annotations'),
+        ({"labels": {"A.example/b": "c"}}, "metadata.labels", 'not "A.example/b"'),
+        ({"annotations": {"a b": "c"}}, "metadata.annotations", 'not "a b"'),
+    ],
+)
+def test_metadata_that_the_api_server_refuses_is_named(metadata: Document, path: str, said: str) -> None:
+    problem = only(yaml.safe_dump({**JOB, "metadata": {**JOB["metadata"], **metadata}}))
+    assert problem.path == path
+    assert said in problem.message
+
+
+@pytest.mark.parametrize("name", ["Team A", "a..b", "a" * 254])
+def test_a_profile_has_the_name_of_an_object(name: str) -> None:
+    problem = only(yaml.safe_dump({**PROFILE, "metadata": {"name": name}}))
+    assert problem.path == "metadata.name"
+    assert problem.message.startswith("must be the name of a Kubernetes object")
+
+
+def test_an_annotation_may_hold_any_text_under_a_key_with_capitals() -> None:
+    metadata = {
+        **JOB["metadata"],
+        "annotations": {"Example.com/b": "a text, with spaces"},
+        "labels": {"a": ""},
+    }
+    assert problems(yaml.safe_dump({**JOB, "metadata": metadata})) == []
+
+
 def test_good_manifests_have_no_problems() -> None:
     assert problems(HEAD) == []
     assert problems(yaml.safe_dump_all([JOB, PROFILE])) == []

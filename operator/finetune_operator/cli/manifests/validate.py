@@ -4,7 +4,7 @@ An object is valid if its model accepts it. The result is that of the API server
 silently accepts: of duplicate keys it uses the last.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +24,8 @@ from finetune_operator.api import (
     shown,
     without_nulls,
 )
+from finetune_operator.api.meta import METADATA_FIELDS, is_domain
+from finetune_operator.api.wording import unknown_field
 from finetune_operator.cli.documents import Place, YamlError, each_document
 
 
@@ -162,9 +164,14 @@ def _check(content: Any) -> list[FieldError]:
         try:
             parse(content)
         except InvalidObject as error:
-            reported = {fault.location for fault in faults}
-            faults += [fault for fault in error.faults if fault.location not in reported]
+            faults += _unreported(error.faults, faults)
+    faults += _unreported(_check_name(content.get("metadata")), faults)
     return [_of_prefix(fault, content) for fault in faults]
+
+
+def _unreported(errors: Iterable[FieldError], reported: Sequence[FieldError]) -> list[FieldError]:
+    locations = {error.location for error in reported}
+    return [error for error in errors if error.location not in locations]
 
 
 def _as_created(content: Any) -> Any:
@@ -206,8 +213,17 @@ def _check_head(content: Mapping[str, Any]) -> Iterator[FieldError]:
         yield FieldError(location=("kind",), message=message)
 
 
+_OBJECT_NAME = "lower-case letters, digits, '-' and '.', first and last a letter or digit"
+
+
 def _check_metadata(metadata: Any) -> Iterator[FieldError]:
-    """Yields the error of a name that is missing. The model names one of another type."""
+    """Yields the errors of unknown fields, and of a name that is missing. The model names one of another type."""
+    for field in metadata if isinstance(metadata, Mapping) else ():
+        if field not in METADATA_FIELDS:
+            location = ("metadata", field)
+            yield FieldError(
+                location=location, message=unknown_field(location, metadata[field], METADATA_FIELDS)
+            )
     match metadata:
         case {"name": name} if name is not None and name != "":
             return
@@ -217,3 +233,11 @@ def _check_metadata(metadata: Any) -> Iterator[FieldError]:
         case None:
             fix = "Write metadata: {name: …}."
             yield FieldError(location=("metadata",), message="required, but not set", fix=fix)
+
+
+def _check_name(metadata: Any) -> Iterator[FieldError]:
+    """Yields the error of a name that no object may have. A job's own rule on its name is narrower."""
+    match metadata:
+        case {"name": str(name)} if not is_domain(name):
+            message = f"must be the name of a Kubernetes object: {_OBJECT_NAME}, not {shown(name)}"
+            yield FieldError(location=("metadata", "name"), message=message)

@@ -5,15 +5,14 @@ a slice is claimed.
 """
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel
-
-from finetune_operator.api import MethodType, exact, number_paths, options_of
-from finetune_operator.api.method import Hyperparameters, member
+from finetune_operator.api import FineTuneJobSpec, MethodType, exact, number_paths, options_of
+from finetune_operator.api.method import member
 from finetune_operator.api.profile_policy import Constraints
 from finetune_operator.objects import Object
 from finetune_operator.planning.merge import lookup
@@ -153,14 +152,6 @@ def _of_method(method: MethodType, name: str) -> _Resolve:
     return lambda known: getattr(known.plan.method, name) if known.plan.method.type == method else None
 
 
-def _numbers_of(model: type[BaseModel]) -> Iterator[tuple[str, str]]:
-    """Yields each number of a section without subsections: its name in the API, and its attribute."""
-    numbers = number_paths(model)
-    for name, info in model.model_fields.items():
-        if info.alias in numbers:
-            yield info.alias, name
-
-
 def _written(path: str) -> _Resolve:
     """Resolves a value of the merged spec, for fields that change no plan."""
     return lambda known: lookup(known.spec, path)
@@ -225,31 +216,38 @@ def _axis(name: str) -> _Resolve:
 
 #: Depend on the number of rows in the training data.
 _OF_ROWS = ("hyperparameters.epochs",)
+#: Beginnings of paths in a job's spec that the plan has under another name.
+_SECTIONS = {
+    "checkpointing.keep.": "checkpointing.keep_",
+    "datasets.": "data.",
+    "evaluation.generation.": "evaluation.",
+    "preflight.smoke.": "smoke.",
+    "resources.": "mesh.",
+}
+#: Numbers that are no amounts.
+_NO_AMOUNTS = {"retry.generation", "model.fromJob.step"}
+
+
+def _in_plan(path: str) -> _Resolve:
+    """Resolves a number that the plan has under the name of the spec."""
+    for section, attribute in _SECTIONS.items():
+        if path.startswith(section):
+            path = attribute + path.removeprefix(section)
+    return _of(re.sub(r"(?=[A-Z])", "_", path).lower())
+
+
 _NUMBERS: Mapping[str, _Resolve] = {
+    **{path: _in_plan(path) for path in number_paths(FineTuneJobSpec) - _NO_AMOUNTS},
     **{
-        f"hyperparameters.{written}": _of(f"hyperparameters.{name}")
-        for written, name in _numbers_of(Hyperparameters)
-    },
-    **{
-        f"method.{member(method)}.{written}": _of_method(method, name)
+        f"method.{member(method)}.{info.alias}": _of_method(method, name)
         for method in MethodType
-        for written, name in _numbers_of(options_of(method))
+        for name, info in options_of(method).model_fields.items()
+        if info.alias in number_paths(options_of(method))
     },
     "activeDeadlineSeconds": _or_unlimited("limits.active"),
     "budget.maxChipHours": _or_unlimited("budget.chip_hours.most"),
     "budget.maxCost": _or_unlimited("budget.cost.most"),
-    "checkpointing.everySeconds": _of("checkpointing.every_seconds"),
-    "checkpointing.everySteps": _of("checkpointing.every_steps"),
-    "checkpointing.keep.best": _of("checkpointing.keep_best"),
-    "checkpointing.keep.last": _of("checkpointing.keep_last"),
     "childTTLSecondsAfterFinished": _or_unlimited("limits.child_ttl"),
-    "datasets.maxSeqLength": _of("data.max_seq_length"),
-    "datasets.splitFromTrain.fraction": _of("data.split_from_train.fraction"),
-    "datasets.splitFromTrain.seed": _of("data.split_from_train.seed"),
-    "evaluation.everySteps": _of("evaluation.every_steps"),
-    "evaluation.generation.maxNewTokens": _of("evaluation.max_new_tokens"),
-    "evaluation.generation.temperature": _of("evaluation.temperature"),
-    "evaluation.generation.topK": _of("evaluation.top_k"),
     "evaluation.maxExamples": _written("evaluation.maxExamples"),
     "hangPolicy.blindSeconds": _or_unlimited("limits.blind"),
     "hangPolicy.noStepSeconds": _of("limits.no_step"),
@@ -262,22 +260,10 @@ _NUMBERS: Mapping[str, _Resolve] = {
     "hyperparameters.steps": _steps,
     "hyperparameters.warmupRatio": _warmup_ratio,
     "hyperparameters.warmupSteps": _warmup_steps,
-    "method.lora.alpha": _of("method.lora.alpha"),
-    "method.lora.rank": _of("method.lora.rank"),
     "preRunningDeadlineSeconds": _of("limits.pre_running"),
-    "preflight.smoke.examples": _of("smoke.examples"),
-    "preflight.smoke.steps": _of("smoke.steps"),
-    "profiling.startStep": _of("profiling.start_step"),
-    "profiling.steps": _of("profiling.steps"),
-    "recovery.maxInfrastructureRetries": _of("recovery.max_infrastructure_retries"),
-    "recovery.maxPreemptions": _of("recovery.max_preemptions"),
-    "recovery.maxUserRetries": _of("recovery.max_user_retries"),
-    "resources.chipsPerHost": _of("mesh.chips_per_host"),
     "resources.parallelism.data": _axis("data"),
     "resources.parallelism.fsdp": _axis("fsdp"),
     "resources.parallelism.tensor": _axis("tensor"),
-    "resources.slices": _of("mesh.slices"),
 }
-#: Paths that a limit may name: the numbers of a job's spec, except retry.generation and model.fromJob.step, which are
-#: not amounts.
+#: Paths that a limit may name.
 LIMITED = frozenset(_NUMBERS)

@@ -1,16 +1,13 @@
 """Checks of a profile's ``pod``: labels and annotations that the API server would refuse, or that controllers read."""
 
-import re
 from collections.abc import Iterator
 
+from finetune_operator.api.meta import is_key, is_label_value
 from finetune_operator.api.profile import PodSettings
 
 _DOMAINS = (".k8s.io", ".x-k8s.io", ".batch.kubernetes.io", ".tpu-finetune.dev")
 #: Labels without a domain by which the Job controller finds its pods.
 _OF_JOBS = ("job-name", "controller-uid")
-_NAME = re.compile(r"[A-Za-z0-9]([-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?")
-_DOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
-_LONGEST_DOMAIN = 253
 
 
 def read_by_controllers(key: str) -> bool:
@@ -30,13 +27,13 @@ def pod_faults(pod: PodSettings) -> Iterator[str]:
         ("jobLabels", pod.job_labels),
     ):
         for key in keys or ():
-            if not _is_key(key):
+            if not is_key(key):
                 yield (
                     f"spec.pod.{place}: {key} is no key that Kubernetes takes: expected up to 63 letters, digits, -, _ "
                     "and . that begin and end with a letter or digit, and before them a domain and / if at all."
                 )
     for key, value in (pod.labels or {}).items():
-        if value and not _NAME.fullmatch(value):
+        if not is_label_value(value):
             yield (
                 f"spec.pod.labels[{key}]: {value} is no value that Kubernetes takes for a label: expected letters, "
                 "digits, -, _ and . that begin and end with a letter or digit. Longer texts fit into annotations."
@@ -47,10 +44,3 @@ def pod_faults(pod: PodSettings) -> Iterator[str]:
                 f"spec.pod.jobLabels: {key} is read by controllers, so that jobs would choose queues, priorities or "
                 "nodes by it: remove it. For Kueue's queue, set queue.allowJobLabels."
             )
-
-
-def _is_key(key: str) -> bool:
-    domain, slash, name = key.rpartition("/")
-    if slash and not (_DOMAIN.fullmatch(domain) and len(domain) <= _LONGEST_DOMAIN):
-        return False
-    return _NAME.fullmatch(name) is not None

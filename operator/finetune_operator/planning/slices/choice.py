@@ -68,8 +68,9 @@ def choose(
     taken = slice_key(offer.shape)
     candidates = () if found else tuple(each for key, each in first.items() if key != taken)
     considered = [f"{first[key].shape.name} {why}" for key, why in unfit.items() if key in first]
-    before = [key for key in (*first, *left_out) if _before(key, taken, by_price)]
-    considered += [f"{left_out[key][0]} {left_out[key][1]}" for key in before if key in left_out]
+    keys = [slice_key(each.shape) for each in by_price]
+    cheaper = keys[: keys.index(taken)] if taken in keys else ()
+    considered += [f"{name} {why}" for key, (name, why) in left_out.items() if key in cheaper]
     return SliceChoice(
         offer=offer,
         candidates=candidates,
@@ -127,11 +128,6 @@ def _named(found: MemoryOutcome | None, first: Mapping[_Key, SliceOffer], slices
 def slice_label(slice_name: str, slices: int) -> str:
     """Returns the name of a place as in preflight's record: ``2 x v6e-16``."""
     return f"{slices} x {slice_name}" if slices > 1 else slice_name
-
-
-def _before(key: _Key, other: _Key, offers: Sequence[SliceOffer]) -> bool:
-    keys = [slice_key(each.shape) for each in offers]
-    return other in keys and keys.index(key) < keys.index(other)
 
 
 def _why(

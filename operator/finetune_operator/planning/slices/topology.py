@@ -1,10 +1,11 @@
 """Selects the slice from the job's request, the profile's flavors and the catalog."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any
 
 from finetune_operator.api import Reason, exact
 from finetune_operator.api.placement import Capacity
@@ -32,10 +33,6 @@ class FlavorTerms:
 
     capacity: str
     chip_hour_price: float | None
-
-    @classmethod
-    def of(cls, flavor: DefaultedFlavor) -> Self:
-        return cls(capacity=flavor.capacity.value, chip_hour_price=flavor.chip_hour_price)
 
 
 def terms(flavors: Sequence[Mapping[str, Any]]) -> dict[str, FlavorTerms]:
@@ -196,12 +193,13 @@ def _wanted(
 
 def _said(resources: DefaultedResources, flavors: Sequence[DefaultedFlavor]) -> Mapping[int, TpuShape]:
     """Returns matching shapes by chips per host, of the flavors that specify chips per host."""
-    return {
-        shape.chips_per_host: shape
-        for flavor in flavors
-        if (chips := flavor.chips_per_host) and (shape := _try_shape(resources, chips))
-        if _offers(flavor, shape)
-    }
+    shapes: dict[int, TpuShape] = {}
+    for flavor in flavors:
+        with suppress(CatalogError):
+            shape = _shape(resources, flavor.chips_per_host) if flavor.chips_per_host else None
+            if shape is not None and _offers(flavor, shape):
+                shapes[shape.chips_per_host] = shape
+    return shapes
 
 
 def _shape(resources: DefaultedResources, chips_per_host: int | None) -> TpuShape:
@@ -211,13 +209,6 @@ def _shape(resources: DefaultedResources, chips_per_host: int | None) -> TpuShap
         missing = "topology" if resources.accelerator else "accelerator"
         raise invalid_spec(f"spec.resources.{missing} is missing: set both or use tpu.")
     return shape_by_topology(resources.accelerator, resources.topology, chips_per_host=chips_per_host)
-
-
-def _try_shape(resources: DefaultedResources, chips_per_host: int) -> TpuShape | None:
-    try:
-        return _shape(resources, chips_per_host)
-    except CatalogError:
-        return None
 
 
 def _offers(flavor: DefaultedFlavor, shape: TpuShape) -> bool:
