@@ -275,7 +275,7 @@ def compiled_beforehand() -> None:
     kept = StorageCompilationCache(
         os.environ["JAX_COMPILATION_CACHE_DIR"], context.store, first=True, now=context.now
     )
-    for program in (None, *programs(context, plan, [])):
+    for program in programs(context, plan, []):
         answer = compiler.answer(step.model_copy(update={"program": program}))
         assert isinstance(answer, CompileSuccess), answer
         for key in collected.take():

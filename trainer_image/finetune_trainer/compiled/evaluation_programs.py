@@ -118,28 +118,34 @@ class EvaluationPrograms:
         return mesh_context(self._loaded.config, self._loaded.mesh)
 
 
-def compile_within(lowered: Any, limit: int, *, held: int | None = None) -> Answer:
+def compile_within(
+    lowered: Any, limit: int, *, held: int | None = None, beside: int = 0
+) -> CompileSuccess | MemoryExceeded:
     """Compiles a program and compares its memory with the limit.
 
-    ``held``: bytes on each device meanwhile, including the program's arguments; None: only those. Raises
-    JaxRuntimeError if the compiler refuses for a reason other than memory.
+    ``held``: bytes on each device meanwhile, including the program's arguments. ``beside``: bytes without them, if
+    ``held`` is None. Raises JaxRuntimeError if the compiler refuses for a reason other than memory.
     """
     try:
         memory = lowered.compile().memory_analysis()
     except JaxRuntimeError as error:
         if not lacks_memory(error):
             raise
+        needed = needed_bytes(str(error))
         return MemoryExceeded(
-            needed_bytes=needed_bytes(str(error)), limit_bytes=limit, arguments_bytes=held or 0
+            needed_bytes=needed and needed + beside, limit_bytes=limit, arguments_bytes=held or beside
         )
     arguments = memory.argument_size_in_bytes
-    peak = memory.peak_memory_in_bytes + (max(0, held - arguments) if held is not None else 0)
+    others = beside if held is None else max(0, held - arguments)
+    peak, arguments = memory.peak_memory_in_bytes + others, arguments + beside
     if peak > limit:
         return MemoryExceeded(needed_bytes=peak, limit_bytes=limit, arguments_bytes=arguments)
     return CompileSuccess(
-        peak_bytes=peak, limit_bytes=limit, arguments_bytes=arguments, temporaries_bytes=memory.temp_size_in_bytes,
-        flops=0.0, hbm_bytes=0.0, network_bytes=0.0,
-    )  # fmt: skip
+        peak_bytes=peak,
+        limit_bytes=limit,
+        arguments_bytes=arguments,
+        temporaries_bytes=memory.temp_size_in_bytes,
+    )
 
 
 def lacks_memory(error: JaxRuntimeError) -> bool:

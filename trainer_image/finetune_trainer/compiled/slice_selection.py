@@ -9,6 +9,10 @@ from finetune_trainer.compiled.compile_protocol import Candidate, MemoryExceeded
 from finetune_trainer.compiled.search import ModelBounds, describe, heads_divide
 from finetune_trainer.errors import StageError
 
+OTHER_MESH = (
+    "Raise hyperparameters.globalBatchSize to the number of devices, so that no devices share a row; or set another "
+    "resources.parallelism or another slice. No TPU time was used."
+)
 #: Limit of the contract's ``UnfitSlice.why``.
 _WHY_CHARACTERS = 256
 
@@ -88,8 +92,13 @@ def select_first_fitting(
     return None, considered
 
 
-def no_slice_fits_error(considered: SliceSearchState, *, remedies: Sequence[str] = ()) -> StageError:
-    """``StageError`` 78 if no slice that the job may have holds the training; 64 if none can divide the batch."""
+def no_slice_fits_error(
+    considered: SliceSearchState, *, fix: str = "Use LoRA or shorter sequences."
+) -> StageError:
+    """``StageError`` 78 if no slice that the job may have holds the training; 64 if none can divide the batch.
+
+    ``fix``: what to change so that the training fits, as a sentence.
+    """
     if not considered.small:
         return StageError(
             ExitCode.BAD_REQUEST, "BatchNotDivisible",
@@ -102,9 +111,7 @@ def no_slice_fits_error(considered: SliceSearchState, *, remedies: Sequence[str]
         considered.summary if considered.several else describe(last.answer),
         last,
         several=considered.several,
-        fix=f"Compiled and found to fit: {' or '.join(remedies)}."
-        if remedies
-        else "No smaller batch and no slice of the profile was found to fit: use LoRA or shorter sequences.",
+        fix=fix,
     )
 
 

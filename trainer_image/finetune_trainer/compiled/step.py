@@ -49,23 +49,20 @@ class AbstractTraining:
         self._trainer = _abstract_trainer(config, mesh, self._objective, accumulation)
         self._batch = batch_shapes(config, mesh, request, parts=accumulation)
 
-    def compile_step(self) -> Any:
-        """``jax.stages.Compiled`` of the step that training would run.
-
-        Raises JaxRuntimeError as the compiler does, also for a step that needs more memory than a chip has.
-        """
+    def lower_step(self) -> Any:
+        """``jax.stages.Lowered`` of the step that training would run."""
         batch = self._batch
         if self._objective.relative:
             batch = batch | reference_logp_shapes(batch)
         with self._inside():
-            return (
-                self._trainer.jit_step().lower(self._trainer.model, self._trainer.optimizer, batch).compile()
-            )
+            return self._trainer.jit_step().lower(self._trainer.model, self._trainer.optimizer, batch)
 
-    def compile_reference(self) -> Any | None:
-        """The pass before every step that computes what the step's loss is relative to; None if it is not relative."""
-        lowered = self._lowered_reference(self._batch)
-        return None if lowered is None else lowered.compile()
+    def lower_reference(self) -> Any | None:
+        """``jax.stages.Lowered`` of the pass before every step that computes what the step's loss is relative to.
+
+        None if it is not relative.
+        """
+        return self._lowered_reference(self._batch)
 
     def lower_loading(self) -> Any | None:
         """``jax.stages.Lowered`` of the program that quantizes the base, which is loaded whole.
