@@ -416,8 +416,8 @@ def step_lowered_for_tpu(told: str) -> None:
     from finetune_trainer import families
     from finetune_trainer.compiled.compile_protocol import Candidate
     from finetune_trainer.compiled.compiler import Compiler, devices_of
-    from finetune_trainer.compiled.step import AbstractTraining, mesh_context, mesh_of
-    from finetune_trainer.engine.sharding import shard_batch
+    from finetune_trainer.compiled.step import AbstractTraining, mesh_of
+    from finetune_trainer.engine.sharding import mesh_context, shard_batch
     from finetune_trainer.storage import local_path
     from finetune_trainer.training import engine_config
     from finetune_trainer.training.session import Session

@@ -213,9 +213,7 @@ BY_HAND = ["--slice", "v6e:2x2", "--batch", "8", "--length", "1000"]
 def test_by_hand_any_program_of_a_job_is_compiled(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = answering(
-        monkeypatch, lambda each: EXCEEDED if each.program.kind == "Generate" else FITS
-    )
+    asked = answering(monkeypatch, lambda each: EXCEEDED if each.program.kind == "Generate" else FITS)
     named = ["--program", "Generate", "--program", "Train", "--program", "Loss", "--program", "Likelihood"]
     sizes = ["--texts", "40", "--width", "600", "--new-tokens", "32"]
     assert compile_cli.main(["--model", str(root / "models/qwen3"), *BY_HAND, *named, *sizes]) == 78
@@ -239,7 +237,7 @@ def test_by_hand_the_choice_is_preflights(
     assert compile_cli.main([*model, "--choose", "--program", "Loss"]) == 0
     outcome = MemoryOutcome.model_validate_json(capsys.readouterr().out)
     assert outcome.tuning["remat_policy"] == "save_qkv_proj"
-    assert len(outcome.tried) == 2, "the first policy does not fit"
+    assert "minimal_with_context: does not fit" in outcome.tried[0]
     assert [line.partition(":")[0] for line in outcome.programs] == ["loss on the validation rows"]
     assert asked[-1].tuning == outcome.tuning
     asked.clear()

@@ -248,7 +248,9 @@ def test_a_larger_slice_of_fewer_devices_than_the_jobs_own_mesh_needs_is_no_reme
     """Four chips of v5p have more memory than sixteen of v5e."""
     mesh = MeshSpec(hosts=4, chips_per_host=4, fsdp=2, tensor=8)
     start = Candidate(slice=shape(16), mesh=mesh, global_batch=4)
-    fix = remedies(start, exceeded(40), replace(ALL, parallelism=False), MODEL, (shape(devices, name="v5p-8"),))
+    fix = remedies(
+        start, exceeded(40), replace(ALL, parallelism=False), MODEL, (shape(devices, name="v5p-8"),)
+    )
     assert "resources.tpu" not in fix
 
 

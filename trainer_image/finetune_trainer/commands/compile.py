@@ -20,6 +20,7 @@ from finetune_trainer.commands.request_by_hand import request_by_hand
 from finetune_trainer.compiled.check import check_memory
 from finetune_trainer.compiled.compile_client import CompileClient, CompilerUnavailable
 from finetune_trainer.compiled.compile_protocol import (
+    KINDS,
     Answer,
     Candidate,
     CompileFailure,
@@ -39,10 +40,6 @@ _OPTIONS = {
     "spec.method.lora.quantization": "--quantization",
     "spec.engineOverrides.": "--set ",
 }
-
-#: Programs of rows as the job trains on, and those of texts.
-_OF_ROWS = ("Train", "TrainingLoss", "Loss", "TextLoss", "Reference")
-_OF_TEXTS = ("Generate", "Likelihood")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -143,7 +140,7 @@ def _parser() -> argparse.ArgumentParser:
         "--program",
         action="append",
         default=[],
-        choices=(*_OF_ROWS, *_OF_TEXTS),
+        choices=KINDS,
         help="program to compile; default: Train, the train step, which --choose always compiles first; may be "
         "repeated",
     )
@@ -161,8 +158,9 @@ def _parser() -> argparse.ArgumentParser:
 def _programs(options: argparse.Namespace, request: StageRequest, plan: ModelPlan) -> list[SliceProgram]:
     """Returns the programs that ``--program`` names, as a job with such rows and texts runs them."""
     names = options.program or ["Train"]
-    made = [SliceProgram(kind=kind) for kind in _OF_ROWS if kind in names]
-    if not set(_OF_TEXTS) & set(names):
+    asked = [SliceProgram(kind=kind) for kind in KINDS if kind in names]
+    made = [program for program in asked if not program.of_texts]
+    if made == asked:
         return made
     from finetune_trainer.stages.evaluate import sampling_of  # imports MaxText, which takes seconds
     from finetune_trainer.stages.slice_programs import ProgramRecorder, kernel_settings

@@ -1,6 +1,7 @@
 """A lower bound of the train step's memory, from the model's size alone: in a second instead of minutes."""
 
 from finetune_contract import ExitCode, MemoryCheckSpec, MemoryOutcome, MeshSpec, StageRequest
+from finetune_contract.text_model import VALUE_BYTES
 from finetune_trainer.compiled.compile_protocol import Candidate, MemoryExceeded
 from finetune_trainer.compiled.search import ModelBounds, gib, heads_divide
 from finetune_trainer.compiled.slice_selection import (
@@ -16,8 +17,6 @@ from finetune_trainer.engine.chips import CHIPS
 from finetune_trainer.errors import StageError
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.methods import method_of
-
-_BYTES = {"BF16": 2, "FP32": 4}
 
 
 def check_analytically(
@@ -74,7 +73,7 @@ def _state_bytes(plan: ModelPlan, request: StageRequest, mesh: MeshSpec) -> int:
     Data parallelism replicates parameters; fsdp and tensor parallelism shard them.
     """
     h = request.hyperparameters
-    weights = plan.parameters * _BYTES[h.weight_precision]
+    weights = plan.parameters * VALUE_BYTES[h.weight_precision]
     if request.method.lora is None:
         moments = 2 if h.optimizer == "AdamW" else 0
         weights *= 1 + moments + (1 if method_of(request.method).reference else 0)

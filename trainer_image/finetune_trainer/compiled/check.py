@@ -4,6 +4,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -87,37 +88,41 @@ def check_memory(
 
     with CompileClient(request, plan, model, store, environment, end_ids=end_ids) as client:
         progress.begin("compiling the train step", unit="programs")
-        compiled = _Compiled(client, choices(request, check), sizes, seconds, cache(programs), progress)
+        compiled = _Compiled(
+            client=client,
+            choices=choices(request, check),
+            model=sizes,
+            seconds=seconds,
+            programs=cache(programs),
+            progress=progress,
+        )
         outcome, considered = select_first_fitting(slice_candidates(request, check), sizes, compiled.evaluate)
         if outcome is not None:
             return outcome.model_copy(update={"cached": client.compiled == 0 and not outcome.unknown})
         raise compiled.refused(considered, check.larger)
 
 
+@dataclass(slots=True, kw_only=True)
 class _Compiled:
     """Evaluates slices, one after the other, with the compiler."""
 
-    def __init__(
-        self,
-        client: CompileClient,
-        choices: SearchSpace,
-        model: ModelBounds,
-        seconds: Callable[[Candidate], float],
-        programs: Callable[[], Sequence[SliceProgram]],
-        progress: StageProgressReporter,
-    ) -> None:
-        self._client, self._choices, self._model, self._seconds = client, choices, model, seconds
-        self._programs, self._progress = programs, progress
-        self._began = time.monotonic()
-        self._refusal: StageError | None = None
-        """Why the last slice was refused, if not for the train step's memory."""
+    client: CompileClient
+    choices: SearchSpace
+    model: ModelBounds
+    seconds: Callable[[Candidate], float]
+    """The estimated duration of a candidate's step."""
+    programs: Callable[[], Sequence[SliceProgram]]
+    progress: StageProgressReporter
+    _began: float = field(default_factory=time.monotonic, init=False)
+    _refusal: StageError | None = field(default=None, init=False)
+    """Why the last slice was refused, if not for the train step's memory."""
 
     def _expired(self, seconds: float) -> bool:
         return time.monotonic() > self._began + seconds
 
     def _ask(self, candidate: Candidate) -> Answer:
-        answer = self._client(candidate)
-        self._progress.advance()
+        answer = self.client(candidate)
+        self.progress.advance()
         return answer
 
     def evaluate(self, start: Candidate, considered: SliceSearchState) -> MemoryOutcome | None:
@@ -146,12 +151,12 @@ class _Compiled:
 
     def _compiled(self, start: Candidate, considered: SliceSearchState) -> MemoryOutcome | None:
         found = search(
-            start, self._choices, self._model, self._ask, self._seconds,
+            start, self.choices, self.model, self._ask, self.seconds,
             late=lambda: self._expired(_SEARCH_SECONDS),
         )  # fmt: skip
         considered.tried += found.tried
         if found.best is not None and found.answer is not None:
-            self._client.keep(found.best)
+            self.client.keep(found.best)
             return _measured(found.answer, found.best, considered, *self._others(found.best))
         answer = found.refusal
         if isinstance(answer, MemoryExceeded):
@@ -172,8 +177,8 @@ class _Compiled:
         """
         fitting: list[str] = []
         uncompiled: list[str] = []
-        programs = [program for program in self._programs() if program.kind != "Train"]
-        self._progress.begin("compiling the job's other programs", len(programs), "programs")
+        programs = [program for program in self.programs() if program.kind != "Train"]
+        self.progress.begin("compiling the job's other programs", len(programs), "programs")
         for program in programs:
             if self._expired(_PATIENCE_SECONDS):
                 uncompiled.append(str(program))
@@ -182,7 +187,7 @@ class _Compiled:
             answer = self._ask(candidate)
             match answer:
                 case CompileSuccess():
-                    self._client.keep(candidate)
+                    self.client.keep(candidate)
                     rows = f", {answer.rows} rows at a time" if answer.rows else ""
                     fitting.append(f"{program}: {describe(answer)}{rows}")
                 case MemoryExceeded():
@@ -198,9 +203,7 @@ class _Compiled:
 
         It is the last slice's refusal if that is not the train step's memory and nothing is known about a larger one.
         """
-        if self._refusal is not None and (
-            isinstance(self._refusal, ProgramExceeded) or not considered.small
-        ):
+        if self._refusal is not None and (isinstance(self._refusal, ProgramExceeded) or not considered.small):
             return self._refusal
         if not considered.small:
             return no_slice_fits_error(considered)
@@ -209,9 +212,7 @@ class _Compiled:
         )
         known = {_place(each.slice) for each in considered.unfit}
         others = [shape for shape in larger if _place(shape) not in known]
-        fix = remedies(
-            most.start, most.answer, self._choices, self._model, others, several=considered.several
-        )
+        fix = remedies(most.start, most.answer, self.choices, self.model, others, several=considered.several)
         return no_slice_fits_error(considered, fix=fix)
 
 

@@ -1,17 +1,21 @@
 """The compiler's requests and answers: JSON lines between two processes, and files in the cache."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
 from finetune_contract import MeshSpec, SliceShape, StageRequest
 from finetune_contract.base import Record
 
+type Kind = Literal["Train", "TrainingLoss", "Loss", "TextLoss", "Reference", "Generate", "Likelihood"]
+#: Every kind of program that a job runs on its slice.
+KINDS: tuple[Kind, ...] = get_args(Kind.__value__)
+
 
 class SliceProgram(Record):
     """A program that a job runs on its slice."""
 
-    kind: Literal["Train", "TrainingLoss", "Loss", "TextLoss", "Reference", "Generate", "Likelihood"] = "Train"
+    kind: Kind = "Train"
     """Train: the train step. TrainingLoss: on the validation rows, while training. The others belong to the Evaluate
     stage: the method's own loss and the log-probabilities that it is relative to, the loss on texts if the method
     compares pairs, answers, and log-probabilities for benchmarks."""

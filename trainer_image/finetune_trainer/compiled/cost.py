@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from finetune_contract import PreferenceMethod, StageRequest
+from finetune_contract.text_model import VALUE_BYTES
 from finetune_trainer.compiled.compile_protocol import Candidate
 from finetune_trainer.engine import widths
 from finetune_trainer.engine.chips import CHIPS
@@ -16,7 +17,6 @@ from finetune_trainer.families import ModelPlan
 from finetune_trainer.methods import method_of
 from finetune_trainer.training.flops import attention_flops, step_flops
 
-_BYTES = {"BF16": 2, "FP32": 4}
 #: Passes over a layer's attention that the kernels of its gradients compute beyond the two of the gradients: each of
 #: the two computes the scores again.
 _SCORES_AGAIN = 1.5
@@ -87,7 +87,7 @@ class _Step:
         if kept - {"decoder_layer_input"}:
             self._policy = None
         self._tiled = int(settings.get("num_vocab_tiling", 1)) > 1
-        self._value_bytes, weight_bytes = _BYTES[h.compute_precision], _BYTES[h.weight_precision]
+        self._value_bytes, weight_bytes = VALUE_BYTES[h.compute_precision], VALUE_BYTES[h.weight_precision]
         self._length = self._scored = widths.of_rows(request)
         self._rows = candidate.global_batch
         if isinstance(request.method, PreferenceMethod):

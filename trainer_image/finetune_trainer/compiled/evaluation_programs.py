@@ -10,8 +10,9 @@ from jax.sharding import Mesh
 from maxtext.utils import model_creation_utils
 
 from finetune_trainer.compiled.compile_protocol import Answer, CompileSuccess, MemoryExceeded, SliceProgram
-from finetune_trainer.compiled.step import batch_shapes, mesh_context, reference_logp_shapes, with_shardings
+from finetune_trainer.compiled.step import batch_shapes, reference_logp_shapes, with_shardings
 from finetune_trainer.engine.lora import require_divisible, unplaced_adapters, with_lora
+from finetune_trainer.engine.sharding import mesh_context
 from finetune_trainer.evaluation.generate import Generator
 from finetune_trainer.evaluation.likelihood import Likelihood
 from finetune_trainer.evaluation.loss import LossMeter

@@ -6,7 +6,7 @@ or a smaller slice does not fit either.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from finetune_contract import MeshSpec, SliceShape
 from finetune_trainer.compiled.compile_protocol import Candidate, MemoryExceeded
@@ -34,7 +34,8 @@ def remedies(
         unit = _unit(start.mesh, model)
         row = max(0, refusal.needed_bytes - refusal.arguments_bytes) / (start.global_batch / unit)
         estimated += _batch(start, refusal, row, unit, f" on {start.place}" if several else "")
-        estimated += _slice(start, refusal, row, choices, model, larger)
+        over = ((shape, _over(start.mesh, shape, start.global_batch, choices, model)) for shape in larger)
+        estimated += _slice(start, refusal, row, model, over)
     changes = [*_left_out(start, choices), *(estimated or ["use LoRA or shorter sequences"])]
     by = "By an estimate from the compiled step"
     if not estimated:
@@ -60,12 +61,11 @@ def _slice(
     start: Candidate,
     refusal: MemoryExceeded,
     row: float,
-    choices: SearchSpace,
     model: ModelBounds,
-    larger: Sequence[SliceShape],
+    larger: Iterable[tuple[SliceShape, MeshSpec | None]],
 ) -> Iterator[str]:
-    for shape in larger:
-        mesh = _over(start.mesh, shape, start.global_batch, choices, model)
+    """``larger``: each slice with the job's mesh over it; None if it cannot have one."""
+    for shape, mesh in larger:
         chip = CHIPS.get(shape.family)
         if mesh is None or chip is None:
             continue

@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -17,7 +17,7 @@ from finetune_contract import PreferenceMethod, StageRequest
 from finetune_trainer.data.preference import pair_arrays
 from finetune_trainer.engine import lora, widths
 from finetune_trainer.engine.lora import require_divisible, shardings, unplaced_adapters, with_lora
-from finetune_trainer.engine.sharding import ROW_AXES, canonical_sharding
+from finetune_trainer.engine.sharding import ROW_AXES, canonical_sharding, mesh_context
 from finetune_trainer.evaluation.loss import LossMeter
 from finetune_trainer.methods import method_of
 from finetune_trainer.methods.base import REFERENCE
@@ -116,13 +116,6 @@ class AbstractTraining:
 
     def _inside(self) -> contextlib.AbstractContextManager[None]:
         return mesh_context(self._config, self._mesh)
-
-
-@contextlib.contextmanager
-def mesh_context(config: Any, mesh: Mesh) -> Iterator[None]:
-    """Context with the mesh and MaxText's rules, in which every program is traced."""
-    with jax.set_mesh(mesh), logical_axis_rules(config.logical_axis_rules):
-        yield
 
 
 def reference_logp_shapes(
