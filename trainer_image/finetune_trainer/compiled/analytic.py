@@ -8,7 +8,6 @@ from finetune_trainer.compiled.slice_selection import (
     OTHER_MESH,
     SliceSearchState,
     TooSmallSlice,
-    memory_exceeded_error,
     no_slice_fits_error,
     select_first_fitting,
     slice_candidates,
@@ -49,22 +48,16 @@ def check_analytically(
         if needed > limit:
             answer = MemoryExceeded(needed_bytes=needed, limit_bytes=limit, arguments_bytes=needed)
             considered.small.append(TooSmallSlice(start=start, tried=start, answer=answer))
-            considered.reject(start, f"has {gib(limit)} for {gib(needed)} of parameters and optimizer alone")
+            considered.reject(
+                start, f"needs {gib(needed)} of {gib(limit)} for parameters and optimizer alone"
+            )
             return None
         return MemoryOutcome(source="Analytic", slice=start.place, peak_bytes=needed, limit_bytes=limit)
 
     outcome, considered = select_first_fitting(slice_candidates(request, check), model, evaluate)
-    if outcome is not None:
-        return outcome
-    if not considered.small or considered.several:
-        raise no_slice_fits_error(considered)
-    last = considered.small[-1]
-    raise memory_exceeded_error(
-        f"parameters and optimizer alone are {gib(last.answer.needed_bytes or 0)} of {gib(last.answer.limit_bytes)}",
-        last,
-        several=False,
-        fix="Use LoRA or a larger slice.",
-    )
+    if outcome is None:
+        raise no_slice_fits_error(considered, fix="Use LoRA or a larger slice.")
+    return outcome
 
 
 def _state_bytes(plan: ModelPlan, request: StageRequest, mesh: MeshSpec) -> int:

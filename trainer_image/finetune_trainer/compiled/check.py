@@ -205,14 +205,16 @@ class _Compiled:
         """
         if self._refusal is not None and (isinstance(self._refusal, ProgramExceeded) or not considered.small):
             return self._refusal
-        if not considered.small:
-            return no_slice_fits_error(considered)
-        most = max(
-            considered.small, key=lambda each: each.start.slice.chips * (each.start.slice.hbm_gib or 0)
-        )
-        known = {_place(each.slice) for each in considered.unfit}
-        others = [shape for shape in larger if _place(shape) not in known]
-        fix = remedies(most.start, most.answer, self.choices, self.model, others, several=considered.several)
+        fix = ""
+        if considered.small:
+            most = max(
+                considered.small, key=lambda each: each.start.slice.chips * (each.start.slice.hbm_gib or 0)
+            )
+            known = {_place(each.slice) for each in considered.unfit}
+            others = [shape for shape in larger if _place(shape) not in known]
+            fix = remedies(
+                most.start, most.answer, self.choices, self.model, others, several=considered.several
+            )
         return no_slice_fits_error(considered, fix=fix)
 
 

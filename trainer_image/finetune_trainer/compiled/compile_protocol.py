@@ -65,8 +65,6 @@ class Candidate(Record):
     global_batch: int
     tuning: dict[str, str | int] = {}
     """MaxText's settings beyond the request's."""
-    without: list[str] = []
-    """Names of the user's settings that are left out."""
     program: SliceProgram = SliceProgram()
 
     @property
@@ -77,7 +75,6 @@ class Candidate(Record):
     def __str__(self) -> str:
         mesh = f"data {self.mesh.data} x fsdp {self.mesh.fsdp} x tensor {self.mesh.tensor}"
         tuned = "".join(f", {key} {value}" for key, value in self.tuning.items())
-        tuned += f", without the job's {' and '.join(self.without)}" if self.without else ""
         if self.program.kind != "Train":
             return f"{self.program} on {self.place}"
         return f"{self.place}, batch {self.global_batch}, {mesh}{tuned}"

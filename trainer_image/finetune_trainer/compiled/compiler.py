@@ -201,17 +201,9 @@ class Compiler:
         hyperparameters = self._request.hyperparameters.model_copy(
             update={"global_batch_size": candidate.global_batch}
         )
-        overrides = self._request.engine_overrides
-        return self._request.model_copy(
-            update={
-                "engine_overrides": {
-                    name: value for name, value in overrides.items() if name not in candidate.without
-                },
-                # the chips run the same program with either controller
-                "mesh": candidate.mesh.model_copy(update={"controller": "McJAX"}),
-                "hyperparameters": hyperparameters,
-            }
-        )
+        # the chips run the same program with either controller
+        mesh = candidate.mesh.model_copy(update={"controller": "McJAX"})
+        return self._request.model_copy(update={"mesh": mesh, "hyperparameters": hyperparameters})
 
     def _training(self, candidate: Candidate, devices: Any) -> AbstractTraining:
         config = self._configuration(candidate)

@@ -79,8 +79,7 @@ class _Products:
 class _Step:
     def __init__(self, plan: ModelPlan, request: StageRequest, candidate: Candidate) -> None:
         h, mesh, lora = request.hyperparameters, candidate.mesh, request.method.lora
-        own = {name: each for name, each in request.engine_overrides.items() if name not in candidate.without}
-        settings: Mapping[str, str | int] = {**candidate.tuning, **own}
+        settings: Mapping[str, str | int] = {**candidate.tuning, **request.engine_overrides}
         self._plan, self._request, self._mesh, self._lora = plan, request, mesh, lora
         self._policy = settings.get("remat_policy", "full")
         kept = {name for name, where in settings.items() if where in ("device", "offload")}
