@@ -4,14 +4,13 @@ import re
 from typing import Any
 
 from flax import nnx
-from flax.core.spmd import logical_axis_rules
 from jax.errors import JaxRuntimeError
 from jax.sharding import Mesh
 from maxtext.utils import model_creation_utils
 
 from finetune_trainer.compiled.compile_protocol import Answer, CompileSuccess, MemoryExceeded, SliceProgram
-from finetune_trainer.compiled.step import batch_shapes, reference_logp_shapes, with_shardings
-from finetune_trainer.engine.lora import require_divisible, unplaced_adapters, with_lora
+from finetune_trainer.compiled.step import batch_shapes, reference_logp_shapes, traced
+from finetune_trainer.engine.lora import require_divisible, with_lora
 from finetune_trainer.engine.sharding import mesh_context
 from finetune_trainer.evaluation.generate import Generator
 from finetune_trainer.evaluation.likelihood import Likelihood
@@ -57,10 +56,7 @@ class EvaluationPrograms:
             nnx.pop(model, nnx.Intermediate)
             return model
 
-        # without the mesh, on which nothing can be computed
-        with logical_axis_rules(config.logical_axis_rules), unplaced_adapters(mesh):
-            model = with_shardings(nnx.eval_shape(build), mesh)
-        self._loaded = LoadedModel(model=model, config=config, mesh=mesh)
+        self._loaded = LoadedModel(model=traced(build, config, mesh), config=config, mesh=mesh)
 
     def answer(self, program: SliceProgram, limit: int) -> Answer:
         """Compiles with as many rows as fit, as the stage finds them. ``limit``: bytes of a device."""

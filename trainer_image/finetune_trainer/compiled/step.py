@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -72,10 +72,9 @@ class AbstractTraining:
         config, mesh = self._config, self._mesh
         if not (config.lora.enable_lora and config.lora.lora_weight_qtype):
             return None
-        # without the mesh, on which nothing can be computed
-        with logical_axis_rules(config.logical_axis_rules), unplaced_adapters(mesh):
-            create = model_creation_utils.get_nnx_create_model_fn(config, mesh)
-            return lora.lowered(with_shardings(nnx.eval_shape(create), mesh), mesh, config)
+        model = traced(model_creation_utils.get_nnx_create_model_fn(config, mesh), config, mesh)
+        with logical_axis_rules(config.logical_axis_rules):
+            return lora.lowered(model, mesh, config)
 
     def lower_validation_reference(self) -> Any | None:
         """``jax.stages.Lowered`` of the reference pass for the loss on the validation rows.
@@ -160,18 +159,18 @@ def _abstract_trainer(config: Any, mesh: Mesh, objective: Objective, accumulatio
         built.append(trainer)
         return trainer.model, trainer.optimizer
 
+    # The trainer itself is no result that eval_shape can return, and its own arrays are tracers by now.
+    model, optimizer = traced(build, config, mesh)
+    built[0].model, built[0].optimizer = model, optimizer
+    return built[0]
+
+
+def traced(build: Callable[[], Any], config: Any, mesh: Mesh) -> Any:
+    """The modules that ``build`` makes, with each array's shape and its sharding on the mesh."""
+    # without the mesh, on which nothing can be computed
     with logical_axis_rules(config.logical_axis_rules), unplaced_adapters(mesh):
-        # The trainer itself is no result that eval_shape can return, and its own arrays are tracers by now.
-        model, optimizer = nnx.eval_shape(build)
-        trainer = built[0]
-        trainer.model, trainer.optimizer = with_shardings((model, optimizer), mesh)
-    return trainer
-
-
-def with_shardings(modules: Any, mesh: Mesh) -> Any:
-    """Traced modules with each array's sharding on the mesh."""
-    graph, state = nnx.split(modules)
-    return nnx.merge(graph, jax.tree.map(_at, state, shardings(state, mesh)))
+        graph, state = nnx.split(nnx.eval_shape(build))
+        return nnx.merge(graph, jax.tree.map(_at, state, shardings(state, mesh)))
 
 
 def _at(shape: jax.ShapeDtypeStruct, place: NamedSharding) -> jax.ShapeDtypeStruct:
