@@ -16,7 +16,6 @@ from devcluster.fixtures.chat_data import write_data
 from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_trainer.compiled.compile_protocol import SliceProgram
 from finetune_trainer.engine.widths import DECIDING
-from finetune_trainer.evaluation.batching import FixedRowCapacity
 from finetune_trainer.evaluation.benchmarks import scores
 from finetune_trainer.evaluation.generate import Generator
 from finetune_trainer.evaluation.likelihood import Likelihood
@@ -28,6 +27,7 @@ from finetune_trainer.stages.context import StageContext
 from finetune_trainer.stages.evaluate import benchmarks_of, harness_of
 from finetune_trainer.stages.slice_programs import programs
 from finetune_trainer.storage import open_store
+from tests.trainer.fixed_rows import FixedRowCapacity
 from tests.trainer.requests import request
 
 DPO = {"type": "DPO", "max_prompt_length": 24}

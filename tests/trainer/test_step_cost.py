@@ -1,18 +1,15 @@
 """Operations, bytes and duration of a train step, from sizes alone."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from finetune_trainer import families
-from finetune_trainer.commands import compile as compile_cli
 from finetune_trainer.compiled.compile_protocol import Candidate
 from finetune_trainer.compiled.cost import StepCost, step_cost
 from finetune_trainer.compiled.search import LAST_RESORT, REMAT
 from finetune_trainer.training.flops import attention_flops, forward_flops, step_flops
-from tests.memory_cases import cases, compile_arguments, model_config
 from tests.trainer.requests import method as method_of
 from tests.trainer.requests import request
 
