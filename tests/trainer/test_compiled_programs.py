@@ -212,22 +212,29 @@ def test_no_weights_are_gathered_for_each_token() -> None:
     program, rows = SliceProgram(kind="Generate", width=128, count=8, longest=8000, new_tokens=32), 8
     evaluation = Compiler(plan, made).evaluation(candidate, devices_of(candidate), adapter=True)
     text = evaluation.generator(program).lowered(program.width, rows).compile().as_text()
-    gathered = list(sizes_gathered(text))
+    gathered = list(sizes_gathered(text, program.new_tokens))
     smallest = plan.hidden_size * plan.kv_heads * plan.head_dim
     assert gathered, "activations are gathered, so the text was parsed"
     assert max(gathered) < smallest, gathered
 
 
-def sizes_gathered(text: str) -> Iterator[int]:
-    """Yields the number of elements that each all-gather in a loop returns; the text is of an optimized program.
-
-    The loops over layers and tokens are computations of their own, so the entry, which gathers once, is left out.
-    """
-    for part in re.split(r"^(?=ENTRY |%\S+ \()", text, flags=re.MULTILINE):
-        for line in () if part.startswith("ENTRY ") else part.splitlines():
-            if match := re.search(r" = (.*?) all-gather(?:-start)?\(", line):
-                for dimensions in re.findall(r"\w+\[([\d,]+)\]", match[1]):
-                    yield math.prod(int(size) for size in dimensions.split(","))
+def sizes_gathered(text: str, trips: int) -> Iterator[int]:
+    """Yields the number of elements that each all-gather returns in the loop that runs ``trips`` times, including those
+    of the loops inside it. ``text``: of an optimized program."""
+    parts = {
+        re.split(r"[ %]+", part.removeprefix("ENTRY "))[1]: part
+        for part in re.split(r"^(?=(?:ENTRY )?%[\w.\-]+ \()", text, flags=re.MULTILINE)[1:]
+    }
+    loops = re.findall(r"condition=%([\w.\-]+), body=%([\w.\-]+)", text)
+    (body,) = (body for condition, body in loops if f" constant({trips})" in parts[condition])
+    reached, todo = {body}, [body]
+    while todo:
+        called = parts.keys() & set(re.findall(r"%([\w.\-]+)", parts[todo.pop()])) - reached
+        reached |= called
+        todo += called
+    for gathered in re.findall(r" = (.*?) all-gather(?:-start)?\(", "".join(parts[each] for each in reached)):
+        for dimensions in re.findall(r"\w+\[([\d,]+)\]", gathered):
+            yield math.prod(int(size) for size in dimensions.split(","))
 
 
 BLOCKS = ("q", "kv", "kv_compute", "q_dkv", "kv_dkv", "kv_dkv_compute", "q_dq", "kv_dq")

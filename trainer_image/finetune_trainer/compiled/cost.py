@@ -81,7 +81,7 @@ class _Step:
         h, mesh, lora = request.hyperparameters, candidate.mesh, request.method.lora
         settings: Mapping[str, str | int] = {**candidate.tuning, **request.engine_overrides}
         self._plan, self._request, self._mesh, self._lora = plan, request, mesh, lora
-        self._policy = settings.get("remat_policy", "full")
+        self._policy: str | int | None = settings.get("remat_policy", "full")
         kept = {name for name, where in settings.items() if where in ("device", "offload")}
         if kept - {"decoder_layer_input"}:
             self._policy = None
