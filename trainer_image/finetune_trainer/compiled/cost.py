@@ -20,6 +20,13 @@ from finetune_trainer.training.flops import attention_flops, step_flops
 #: Passes over a layer's attention that the kernels of its gradients compute beyond the two of the gradients: each of
 #: the two computes the scores again.
 _SCORES_AGAIN = 1.5
+#: Results of one layer that devices that share rows exchange, each of the hidden size.
+_EXCHANGES = 12
+#: Bytes that are read and written for a value of a sum in float32, and for a logit.
+_SUM_BYTES, _LOGITS_BYTES = 7, 24
+#: How often a product's operands and results are read and written, by it and by the operations around it. This factor,
+#: those above and the parts below were fitted to the programs that ``docs/compiled-proof.md`` lists.
+_AROUND = 3
 #: Products that preflight's remat policies keep; all but the first of the policies compute attention again. Any other
 #: policy, and ``custom`` with more than layers' inputs, keeps more than is known here.
 _RECOMPUTING: Mapping[str | int | None, frozenset[str]] = {
@@ -35,8 +42,8 @@ class StepCost:
 
     flops: float
     hbm_bytes: float
-    """Bytes that the matrix products read and write, as if nothing stayed on the chip between them, and those of logits
-    and of the optimizer's state."""
+    """Bytes that the operations read and write, as if nothing stayed on the chip between them, and those of the
+    parameters and the optimizer's state."""
     network_bytes: float
     """Bytes of weights, gradients and activations that a device receives from others."""
     state_bytes: float
@@ -74,6 +81,8 @@ class _Products:
     weights: float
     values: float
     """Inputs and outputs."""
+    sums: float
+    """Results of products along the hidden size, forward or for the gradients of inputs; without experts."""
 
 
 class _Step:
@@ -100,7 +109,8 @@ class _Step:
         # Every device holds the whole adapter.
         self._trained_bytes = 4.0 * lora.rank * plan.lora_width(lora) if lora else self._weight_bytes
         self._passes = (3 if lora is None else 2) + (1 if method_of(request.method).reference else 0)
-        """Products with each matrix: forward, for the gradients of inputs, of trained weights; and a reference's."""
+        """Products with each matrix: forward, for the gradients of inputs, of trained weights; and a reference's. The
+        weights or their gradients pass the network once for each, and once more in the backward pass."""
 
     def flops(self) -> float:
         plan, devices = self._plan, self._mesh.devices
@@ -113,17 +123,22 @@ class _Step:
 
     def hbm_bytes(self) -> float:
         products, again = self._products(lambda _: True), self._recomputed()
-        values = self._tokens * (self._passes * products.values + again.values)
+        values = self._tokens * (self._passes * products.values + again.values) * self._value_bytes * _AROUND
         reads = self._passes + again.weights / products.weights
-        logits = self._logits * self._plan.vocab_size * 4.0 * 6
-        return values * self._value_bytes + self._gathered_bytes * (2 + reads) + logits + self.state_bytes()
+        weights = self._gathered_bytes * (self._passes + 1 + reads)
+        logits = self._logits * self._plan.vocab_size * _LOGITS_BYTES
+        # Weights arrive in parts, activations arrive and leave in parts; what a part contributes is added to a sum.
+        parts = self._mesh.fsdp - 1 + 1.5 * (self._mesh.tensor - 1)
+        sums = parts * self._tokens * products.sums * _SUM_BYTES
+        return values + weights + logits + sums + self.state_bytes()
 
     def network_bytes(self) -> float:
         mesh = self._mesh
-        weights = (self._passes) * self._gathered_bytes * _others(mesh.fsdp)
+        weights = (self._passes + 1) * self._gathered_bytes if mesh.fsdp > 1 else 0.0
         hidden = self._tokens * mesh.tensor * self._plan.hidden_size * self._value_bytes
-        shared = 4.0 * self._plan.layers * hidden * _others(mesh.tensor)
-        return weights + shared + 2.0 * self._trained_bytes * _others(mesh.data)
+        shared = _EXCHANGES * self._plan.layers * hidden if mesh.tensor > 1 else 0.0
+        summed = self._trained_bytes if mesh.data > 1 else 0.0
+        return weights + shared + summed
 
     def state_bytes(self) -> float:
         moments = 2 if self._request.hyperparameters.optimizer == "AdamW" else 0
@@ -140,23 +155,19 @@ class _Step:
     def _recomputed(self) -> _Products:
         """What remat computes again. Of a policy that is not preflight's nothing is known here, and nothing counted."""
         if self._policy not in _RECOMPUTING:
-            return _Products(weights=0.0, values=0.0)
+            return _Products(weights=0.0, values=0.0, sums=0.0)
         # The result of a layer's last product is no factor of any gradient, unless it is normalized or weighted.
         kept = set() if self._plan.features.post_norms or self._plan.experts else {"down_proj"}
         kept |= _RECOMPUTING[self._policy]
         return self._products(lambda name: name not in kept)
 
     def _products(self, counts: Callable[[str], bool]) -> _Products:
-        weights = values = 0.0
+        weights = values = sums = 0.0
         for number in range(self._plan.layers):
             for name, shape in self._plan.layer(number).items():
                 if len(shape) > 1 and counts(name.rpartition(".")[2]):
                     times = self._plan.experts_chosen if len(shape) == 3 else 1
                     weights += times * math.prod(shape[-2:])
-                    values += times * sum(shape[-2:])
-        return _Products(weights=weights, values=values)
-
-
-def _others(devices: int) -> float:
-    """The part of an array shared by so many devices that each of them receives from the others."""
-    return (devices - 1) / devices
+                    values += times * (shape[-2] + shape[-1])
+                    sums += shape[0] + shape[1] - self._plan.hidden_size if len(shape) == 2 else 0
+        return _Products(weights=weights, values=values, sums=sums)
