@@ -133,8 +133,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--choose",
         action="store_true",
-        help="compile the candidates that preflight compares if a job sets neither remat policy nor mesh, and "
-        "choose like preflight",
+        help="compile what preflight compiles if a job sets neither remat policy nor mesh, and choose like preflight",
     )
     add(
         "--program",
