@@ -22,6 +22,8 @@ from finetune_trainer.training.flops import attention_flops, step_flops
 _SCORES_AGAIN = 1.5
 #: Results of one layer that devices that share rows exchange, each of the hidden size.
 _EXCHANGES = 12
+#: Parts in which weights arrive where more devices than that share them.
+_MOST_PARTS = 16
 #: Bytes that are read and written for a value of a sum in float32, and for a logit.
 _SUM_BYTES, _LOGITS_BYTES = 7, 24
 #: How often a product's operands and results are read and written, by it and by the operations around it. This factor,
@@ -128,7 +130,7 @@ class _Step:
         weights = self._gathered_bytes * (self._passes + 1 + reads)
         logits = self._logits * self._plan.vocab_size * _LOGITS_BYTES
         # Weights arrive in parts, activations arrive and leave in parts; what a part contributes is added to a sum.
-        parts = self._mesh.fsdp - 1 + 1.5 * (self._mesh.tensor - 1)
+        parts = min(self._mesh.fsdp, _MOST_PARTS) - 1 + 1.5 * (self._mesh.tensor - 1)
         sums = parts * self._tokens * products.sums * _SUM_BYTES
         return values + weights + logits + sums + self.state_bytes()
 
