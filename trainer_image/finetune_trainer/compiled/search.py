@@ -106,7 +106,7 @@ def search(
         meshes = tensor_parallel_meshes(start.mesh, model)
         moved = [base.model_copy(update={"mesh": mesh}) for mesh in meshes]
         if first is not None:
-            moved = sorted((each for each in moved if seconds(each) < seconds(base)), key=seconds)
+            moved = [each for each in moved[:1] if seconds(each) < seconds(base)]
         found = compiled(moved) or first
     if found:
         return SearchResult(best=found[0], answer=found[1], refusal=None, tried=tuple(tried))
