@@ -127,6 +127,8 @@ def test_an_adapter_has_no_gradients_of_the_base() -> None:
     assert 0.6 < lora.flops / cost().flops < 0.75
     assert lora.network_bytes < cost().network_bytes
     assert lora.state_bytes < cost().state_bytes
+    base = cost(method={"lora": {"rank": 8, "alpha": 16.0, "quantization": "NF4"}})
+    assert lora.state_bytes - base.state_bytes == pytest.approx(3.5 * PLAN.layer_parameters / DEVICES)
 
 
 WEIGHTS = PLAN.layer_parameters + PLAN.embedding

@@ -20,6 +20,8 @@ from finetune_trainer.training.flops import attention_flops, step_flops
 #: Passes over a layer's attention that the kernels of its gradients compute beyond the two of the gradients: each of
 #: the two computes the scores again.
 _SCORES_AGAIN = 1.5
+#: Bytes of a weight of a quantized base, without its scales.
+_QUANTIZED: Mapping[str, float] = {"NF4": 0.5, "INT8": 1.0}
 #: Results of one layer that devices that share rows exchange, each of the hidden size.
 _EXCHANGES = 12
 #: Parts in which weights arrive where more devices than that share them.
@@ -106,8 +108,10 @@ class _Step:
         # A device's share; devices that share a row divide the work on each token.
         self._tokens = self._rows * self._length / mesh.devices
         self._logits = self._rows * self._scored / mesh.devices
-        shards = mesh.fsdp * mesh.tensor
-        self._weight_bytes = plan.parameters * weight_bytes / shards
+        stored = plan.parameters * weight_bytes
+        if lora is not None and lora.quantization is not None:
+            stored -= plan.layer_parameters * (weight_bytes - _QUANTIZED[lora.quantization])
+        self._weight_bytes = stored / (mesh.fsdp * mesh.tensor)
         # Every device holds the whole adapter.
         self._trained_bytes = 4.0 * lora.rank * plan.lora_width(lora) if lora else self._weight_bytes
         self._passes = (3 if lora is None else 2) + (1 if method_of(request.method).reference else 0)
