@@ -108,7 +108,7 @@ class _Step:
         # A device's share; devices that share a row divide the work on each token.
         self._tokens = self._rows * self._length / mesh.devices
         self._logits = self._rows * self._scored / mesh.devices
-        stored = plan.parameters * weight_bytes
+        stored: float = plan.parameters * weight_bytes
         if lora is not None and lora.quantization is not None:
             stored -= plan.layer_parameters * (weight_bytes - _QUANTIZED[lora.quantization])
         self._weight_bytes = stored / (mesh.fsdp * mesh.tensor)
