@@ -17,6 +17,8 @@ from finetune_contract.result import ModelSizes
 
 type Shapes = dict[str, tuple[int, ...]]
 
+#: Bytes of a value of each precision.
+VALUE_BYTES: Mapping[str, int] = {"BF16": 2, "FP32": 4}
 MLP_MODULES = ("gate_proj", "up_proj", "down_proj")
 _ATTENTION_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj")
 _LATENT_MODULES = ("q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")

@@ -18,12 +18,12 @@ from finetune_trainer import families
 from finetune_trainer.checkpoints.weights import open_weights
 from finetune_trainer.conversion import streaming
 from finetune_trainer.engine import maxtext
-from finetune_trainer.evaluation.batching import FixedRowCapacity
 from finetune_trainer.evaluation.generate import Generator
 from finetune_trainer.evaluation.models import LoadedModel, load
 from finetune_trainer.evaluation.sampling import Sampling
 from finetune_trainer.storage import engine_path, open_store
 from tests.doubles.tiny_models import TinyModelSpec, write_model
+from tests.trainer.fixed_rows import FixedRowCapacity
 
 ROWS, PROMPT = 8, 64
 LENGTHS = (64, 256)

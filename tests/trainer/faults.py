@@ -275,7 +275,7 @@ def compiled_beforehand() -> None:
     kept = StorageCompilationCache(
         os.environ["JAX_COMPILATION_CACHE_DIR"], context.store, first=True, now=context.now
     )
-    for program in (None, *programs(context, plan, [])):
+    for program in programs(context, plan, []):
         answer = compiler.answer(step.model_copy(update={"program": program}))
         assert isinstance(answer, CompileSuccess), answer
         for key in collected.take():
@@ -416,8 +416,8 @@ def step_lowered_for_tpu(told: str) -> None:
     from finetune_trainer import families
     from finetune_trainer.compiled.compile_protocol import Candidate
     from finetune_trainer.compiled.compiler import Compiler, devices_of
-    from finetune_trainer.compiled.step import AbstractTraining, mesh_context, mesh_of
-    from finetune_trainer.engine.sharding import shard_batch
+    from finetune_trainer.compiled.step import AbstractTraining, mesh_of
+    from finetune_trainer.engine.sharding import mesh_context, shard_batch
     from finetune_trainer.storage import local_path
     from finetune_trainer.training import engine_config
     from finetune_trainer.training.session import Session

@@ -25,7 +25,6 @@ from finetune_trainer.conversion import streaming
 from finetune_trainer.engine import maxtext
 from finetune_trainer.errors import StageError
 from finetune_trainer.evaluation import benchmark_groups, benchmarks, plain_tasks
-from finetune_trainer.evaluation.batching import FixedRowCapacity
 from finetune_trainer.evaluation.benchmark_rows import benchmark_keys, recorded_rows
 from finetune_trainer.evaluation.generate import Generator
 from finetune_trainer.evaluation.harness import HarnessModel
@@ -38,6 +37,7 @@ from finetune_trainer.tokens.template import Renderer
 from tests.doubles.hub import FakeHub
 from tests.doubles.tiny_models import TinyModelSpec, write_model
 from tests.trainer import harness_code
+from tests.trainer.fixed_rows import FixedRowCapacity
 from tests.trainer.full_forward import FullForward
 
 ROWS, NEW, CONTEXT = 4, 12, 96

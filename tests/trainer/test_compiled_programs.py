@@ -25,7 +25,6 @@ from finetune_trainer.compiled.compile_protocol import (
     SliceProgram,
 )
 from finetune_trainer.compiled.compiler import Compiler, devices_of
-from finetune_trainer.compiled.hlo_program import HloProgram as Text
 from finetune_trainer.engine import maxtext
 from finetune_trainer.families import Family
 from tests.trainer.requests import request
@@ -66,6 +65,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "qlora": {"lora": {"rank": 4, "alpha": 8.0, "quantization": "INT8"}},
     "orpo": {"type": "ORPO", "max_prompt_length": 100},
 }
+TRAIN = SliceProgram(kind="Train")
 SLICES = {"v5e": "2x2", "v5p": "2x2x1", "v6e": "2x2"}
 #: Includes widths beyond Gemma's window, where whole forward passes replace the KV cache.
 PROGRAMS = (
@@ -123,7 +123,7 @@ def asked(
 
 
 def answer(
-    family: str, length: int, method: str, chips: str, program: SliceProgram | None = None, **changes: Any
+    family: str, length: int, method: str, chips: str, program: SliceProgram = TRAIN, **changes: Any
 ) -> Answer:
     plan = families.resolve(_TINY | FAMILIES[family])
     maxtext.prepare(plan)
@@ -212,20 +212,29 @@ def test_no_weights_are_gathered_for_each_token() -> None:
     program, rows = SliceProgram(kind="Generate", width=128, count=8, longest=8000, new_tokens=32), 8
     evaluation = Compiler(plan, made).evaluation(candidate, devices_of(candidate), adapter=True)
     text = evaluation.generator(program).lowered(program.width, rows).compile().as_text()
-    read = Text(text)
-    (decoding,) = (loop for loop in read.loops(read.entry) if loop.trips == program.new_tokens)
-    gathered = list(sizes_gathered(read, decoding.body))
+    gathered = list(sizes_gathered(text, program.new_tokens))
     smallest = plan.hidden_size * plan.kv_heads * plan.head_dim
     assert gathered, "activations are gathered, so the text was parsed"
     assert max(gathered) < smallest, gathered
 
 
-def sizes_gathered(program: Text, body: str) -> Iterator[int]:
-    """Yields the number of elements that each all-gather returns in one run of a loop's body, including inner loops."""
-    for line in program.reached(body):
-        if match := re.search(r" = (.*?) all-gather(?:-start)?\(", line):
-            for dimensions in re.findall(r"\w+\[([\d,]+)\]", match[1]):
-                yield math.prod(int(size) for size in dimensions.split(","))
+def sizes_gathered(text: str, trips: int) -> Iterator[int]:
+    """Yields the number of elements that each all-gather returns in the loop that runs ``trips`` times, including those
+    of the loops inside it. ``text``: of an optimized program."""
+    parts = {
+        re.split(r"[ %]+", part.removeprefix("ENTRY "))[1]: part
+        for part in re.split(r"^(?=(?:ENTRY )?%[\w.\-]+ \()", text, flags=re.MULTILINE)[1:]
+    }
+    loops = re.findall(r"condition=%([\w.\-]+), body=%([\w.\-]+)", text)
+    (body,) = (body for condition, body in loops if f" constant({trips})" in parts[condition])
+    reached, todo = {body}, [body]
+    while todo:
+        called = parts.keys() & set(re.findall(r"%([\w.\-]+)", parts[todo.pop()])) - reached
+        reached |= called
+        todo += called
+    for gathered in re.findall(r" = (.*?) all-gather(?:-start)?\(", "".join(parts[each] for each in reached)):
+        for dimensions in re.findall(r"\w+\[([\d,]+)\]", gathered):
+            yield math.prod(int(size) for size in dimensions.split(","))
 
 
 BLOCKS = ("q", "kv", "kv_compute", "q_dkv", "kv_dkv", "kv_dkv_compute", "q_dq", "kv_dq")
@@ -256,7 +265,7 @@ def test_what_the_program_is_refused_for_is_distinguished_from_what_the_platform
     def refuse(*_: Any, **__: Any) -> Any:
         raise JaxRuntimeError(message)
 
-    monkeypatch.setattr(compiling.AbstractTraining, "compile_step", refuse)
+    monkeypatch.setattr(compiling.AbstractTraining, "lower_step", refuse)
     found = answer("qwen3", 128, "sft", "v6e")
     assert isinstance(found, CompileFailure), found
     assert found.certain is certain

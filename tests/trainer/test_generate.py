@@ -17,13 +17,13 @@ from finetune_trainer.checkpoints.weights import open_weights
 from finetune_trainer.conversion import streaming
 from finetune_trainer.engine import maxtext
 from finetune_trainer.engine.lora import with_lora
-from finetune_trainer.evaluation.batching import FixedRowCapacity
 from finetune_trainer.evaluation.decoding import sized, with_cache
 from finetune_trainer.evaluation.generate import Generator
 from finetune_trainer.evaluation.models import LoadedModel, load
 from finetune_trainer.evaluation.sampling import Sampling
 from finetune_trainer.storage import engine_path, open_store
 from tests.doubles.tiny_models import TinyModelSpec, write_model
+from tests.trainer.fixed_rows import FixedRowCapacity
 
 NEW, ROWS = 12, 4
 #: More prompts than a batch has, of very different lengths, so that most rows are padded.

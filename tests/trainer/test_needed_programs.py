@@ -15,7 +15,6 @@ from flax import nnx
 from devcluster.fixtures.chat_data import write_data
 from finetune_trainer.compiled.compile_protocol import SliceProgram
 from finetune_trainer.engine.widths import DECIDING
-from finetune_trainer.evaluation.batching import FixedRowCapacity
 from finetune_trainer.evaluation.benchmarks import scores
 from finetune_trainer.evaluation.generate import Generator
 from finetune_trainer.evaluation.likelihood import Likelihood
@@ -28,6 +27,7 @@ from finetune_trainer.stages.evaluate import benchmarks_of, harness_of
 from finetune_trainer.stages.slice_programs import programs
 from finetune_trainer.storage import open_store
 from tests.doubles.tiny_models import TinyModelSpec, write_model
+from tests.trainer.fixed_rows import FixedRowCapacity
 from tests.trainer.requests import request
 
 DPO = {"type": "DPO", "max_prompt_length": 24}
@@ -67,13 +67,14 @@ def dataset(root: Path, *metrics: str, **changes: Any) -> dict[str, Any]:
 
 
 def test_a_training_that_is_not_evaluated_runs_its_validation_alone(tmp_path: Path) -> None:
-    assert kinds(found(tmp_path, evaluation={"prompts": []})) == [("TrainingLoss", True)]
-    assert found(tmp_path, evaluation={"prompts": []}, data={"validation": []}) == []
+    assert kinds(found(tmp_path, evaluation={"prompts": []})) == [("Train", True), ("TrainingLoss", True)]
+    assert kinds(found(tmp_path, evaluation={"prompts": []}, data={"validation": []})) == [("Train", True)]
 
 
 def test_prompts_and_questions_are_answered_in_few_widths(tmp_path: Path) -> None:
     made = found(tmp_path, evaluation={**dataset(tmp_path, "ExactMatch", "Loss"), "prompts": ["why " * 900]})
-    assert kinds(made) == [("TrainingLoss", True), ("Loss", True), ("Generate", True), ("Generate", True)]
+    answers = [("Generate", True)] * 2
+    assert kinds(made) == [("Train", True), ("TrainingLoss", True), ("Loss", True), *answers]
     wide, narrow = sorted((each for each in made if each.kind == "Generate"), key=lambda each: -each.width)
     assert wide.count == 1
     assert narrow.count == 40
@@ -84,7 +85,8 @@ def test_prompts_and_questions_are_answered_in_few_widths(tmp_path: Path) -> Non
 def test_the_base_model_of_an_adapter_has_programs_of_its_own_which_come_last(tmp_path: Path) -> None:
     made = found(tmp_path, method={"lora": LORA})
     assert kinds(made) == [
-        ("TrainingLoss", True), ("Loss", True), ("Generate", True), ("Loss", False), ("Generate", False),
+        ("Train", True), ("TrainingLoss", True), ("Loss", True), ("Generate", True), ("Loss", False),
+        ("Generate", False),
     ]  # fmt: skip
     alone = found(tmp_path, method={"lora": LORA}, evaluation={"baseline": False})
     assert all(each.adapter for each in alone)

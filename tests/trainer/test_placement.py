@@ -12,10 +12,11 @@ from finetune_contract import StageRequest
 from finetune_trainer import families
 from finetune_trainer.engine.chips import usable_bytes
 from finetune_trainer.errors import StageError
-from finetune_trainer.evaluation.batching import Batching, FixedRowCapacity
+from finetune_trainer.evaluation.batching import Batching
 from finetune_trainer.evaluation.placement import DeviceRowCapacity
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.training.settings import per_device_batch_size
+from tests.trainer.fixed_rows import FixedRowCapacity
 from tests.trainer.requests import request
 
 PUBLISHED = json.loads((Path(__file__).parent / "published.json").read_text())

@@ -5,6 +5,7 @@ from math import floor
 from typing import Any
 
 from finetune_contract import ModelIdentity, ModelSizes, Stage
+from finetune_contract.text_model import VALUE_BYTES
 from finetune_operator.planning import Plan
 from finetune_operator.planning.stages import STAGES
 from finetune_operator.rendering.memory import CpuPoolTooSmall, sizes_of
@@ -15,7 +16,6 @@ _FIXED_GIB = 8
 #: GiB of a limit above the request, for what the hub client keeps of uploads, which depends on its release.
 _SPARE_GIB = 16
 #: Bytes per value of the export's dtypes.
-_ITEM = {"BF16": 2, "FP32": 4}
 _FLOAT32 = 4
 
 
@@ -129,7 +129,7 @@ def _exported(plan: Plan, model: ModelIdentity | None, sizes: ModelSizes) -> int
     if model is None:
         return 0
     parameters, lora, export = model.parameters, plan.method.lora, plan.export
-    item, written = _ITEM[export.dtype], 0
+    item, written = VALUE_BYTES[export.dtype], 0
     if lora is None or plan.model.orbax is not None:
         # A stacked array, which is converted layer by layer.
         written += _FLOAT32 * sizes.largest_stack

@@ -20,6 +20,7 @@ from finetune_trainer.commands.request_by_hand import request_by_hand
 from finetune_trainer.compiled.check import check_memory
 from finetune_trainer.compiled.compile_client import CompileClient, CompilerUnavailable
 from finetune_trainer.compiled.compile_protocol import (
+    KINDS,
     Answer,
     Candidate,
     CompileFailure,
@@ -39,10 +40,6 @@ _OPTIONS = {
     "spec.method.lora.quantization": "--quantization",
     "spec.engineOverrides.": "--set ",
 }
-
-#: Programs of rows as the job trains on, and those of texts.
-_OF_ROWS = ("TrainingLoss", "Loss", "TextLoss", "Reference")
-_OF_TEXTS = ("Generate", "Likelihood")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -90,7 +87,7 @@ def _answer(options: argparse.Namespace, request: StageRequest, plan: ModelPlan)
 def _choose(options: argparse.Namespace, request: StageRequest, plan: ModelPlan) -> int:
     outcome = check_memory(
         request, plan, options.model, open_store(), os.environ,
-        programs=lambda: [each for each in _programs(options, request, plan) if each is not None],
+        programs=lambda: _programs(options, request, plan),
     )  # fmt: skip
     assert outcome is not None
     print(outcome.to_json())
@@ -136,14 +133,13 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--choose",
         action="store_true",
-        help="compile the candidates that preflight compares if a job sets neither remat policy nor mesh, and "
-        "choose like preflight",
+        help="compile what preflight compiles if a job sets neither remat policy nor mesh, and choose like preflight",
     )
     add(
         "--program",
         action="append",
         default=[],
-        choices=("Train", *_OF_ROWS, *_OF_TEXTS),
+        choices=KINDS,
         help="program to compile; default: Train, the train step, which --choose always compiles first; may be "
         "repeated",
     )
@@ -158,17 +154,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _programs(
-    options: argparse.Namespace, request: StageRequest, plan: ModelPlan
-) -> list[SliceProgram | None]:
-    """Returns the programs that ``--program`` names, as a job with such rows and texts runs them, the train step first.
-
-    None stands for the train step, which is also the default.
-    """
-    names = set(options.program) or {"Train"}
-    train: list[SliceProgram | None] = [None] if "Train" in names else []
-    if names == {"Train"}:
-        return train
+def _programs(options: argparse.Namespace, request: StageRequest, plan: ModelPlan) -> list[SliceProgram]:
+    """Returns the programs that ``--program`` names, as a job with such rows and texts runs them."""
+    names = options.program or ["Train"]
+    asked = [SliceProgram(kind=kind) for kind in KINDS if kind in names]
+    made = [program for program in asked if not program.of_texts]
+    if made == asked:
+        return made
     from finetune_trainer.stages.evaluate import sampling_of  # imports MaxText, which takes seconds
     from finetune_trainer.stages.slice_programs import ProgramRecorder, kernel_settings
 
@@ -179,11 +171,7 @@ def _programs(
         recorder.answers([text] * options.texts, sampling_of(request))
     if "Likelihood" in names:
         recorder.likelihoods([(text, [0])] * options.texts)
-    return [
-        *train,
-        *(SliceProgram(kind=kind) for kind in _OF_ROWS if kind in names),
-        *recorder.programs,
-    ]
+    return [*made, *recorder.programs]
 
 
 def _folder(text: str) -> Path:

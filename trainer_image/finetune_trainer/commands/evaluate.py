@@ -83,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
         "--train-on-prompt", action="store_true", help="also count the tokens of prompts in the loss"
     )
     command.add_argument("--json", action="store_true", help="one JSON object instead of text")
-    # Only for the list of commands: `main.run` passes its arguments to compiled.compile_cli.
+    # Only for the list of commands: `main.run` passes its arguments to commands.compile.
     commands.add_parser("compile", help="show the memory of a train step on a slice, without a TPU")
     return parser
 

@@ -36,7 +36,7 @@ from finetune_trainer.storage.cache_entry import manifest_at
 
 _LOG = logging.getLogger(__name__)
 #: Raised when the same candidate would be compiled to something else, or measured in another way.
-_RELEASE = "3"
+_RELEASE = "4"
 #: Hyperparameters that are constants in programs, or that the candidate and the rows already contain.
 _CONSTANTS = frozenset(
     {

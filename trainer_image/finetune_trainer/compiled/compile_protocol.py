@@ -1,20 +1,24 @@
 """The compiler's requests and answers: JSON lines between two processes, and files in the cache."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
 from finetune_contract import MeshSpec, SliceShape, StageRequest
 from finetune_contract.base import Record
 
+type Kind = Literal["Train", "TrainingLoss", "Loss", "TextLoss", "Reference", "Generate", "Likelihood"]
+#: Every kind of program that a job runs on its slice.
+KINDS: tuple[Kind, ...] = get_args(Kind.__value__)
+
 
 class SliceProgram(Record):
-    """A program other than the train step that a job runs on its slice."""
+    """A program that a job runs on its slice."""
 
-    kind: Literal["TrainingLoss", "Loss", "TextLoss", "Reference", "Generate", "Likelihood"]
-    """TrainingLoss: on the validation rows, while training. The others belong to the Evaluate stage: the method's own
-    loss and the log-probabilities that it is relative to, the loss on texts if the method compares pairs, answers, and
-    log-probabilities for benchmarks."""
+    kind: Kind = "Train"
+    """Train: the train step. TrainingLoss: on the validation rows, while training. The others belong to the Evaluate
+    stage: the method's own loss and the log-probabilities that it is relative to, the loss on texts if the method
+    compares pairs, answers, and log-probabilities for benchmarks."""
     adapter: bool = True
     """With the LoRA adapter, if the job trains one; False: the base model alone, as a baseline."""
     width: int = 0
@@ -28,6 +32,11 @@ class SliceProgram(Record):
     temperature: float = 0.0
     top_k: int = 0
 
+    @property
+    def of_texts(self) -> bool:
+        """Whether the program runs over prompts or texts, as many rows at a time as fit; else over a batch of rows."""
+        return self.kind in ("Generate", "Likelihood")
+
     def __str__(self) -> str:
         base = "" if self.adapter else " of the base model"
         match self.kind:
@@ -40,6 +49,7 @@ class SliceProgram(Record):
 
 
 _NAMES = {
+    "Train": "the train step",
     "TrainingLoss": "loss on the validation rows while training",
     "Loss": "loss on the validation rows",
     "TextLoss": "loss on texts",
@@ -48,17 +58,14 @@ _NAMES = {
 
 
 class Candidate(Record):
-    """One way to train, or to run ``program``; everything else is as in the request."""
+    """One way to run ``program``; everything else is as in the request."""
 
     slice: SliceShape
     mesh: MeshSpec
     global_batch: int
     tuning: dict[str, str | int] = {}
     """MaxText's settings beyond the request's."""
-    without: list[str] = []
-    """Names of the user's settings that are left out."""
-    program: SliceProgram | None = None
-    """None: the train step."""
+    program: SliceProgram = SliceProgram()
 
     @property
     def place(self) -> str:
@@ -68,14 +75,13 @@ class Candidate(Record):
     def __str__(self) -> str:
         mesh = f"data {self.mesh.data} x fsdp {self.mesh.fsdp} x tensor {self.mesh.tensor}"
         tuned = "".join(f", {key} {value}" for key, value in self.tuning.items())
-        tuned += f", without the job's {' and '.join(self.without)}" if self.without else ""
-        if self.program is not None:
+        if self.program.kind != "Train":
             return f"{self.program} on {self.place}"
         return f"{self.place}, batch {self.global_batch}, {mesh}{tuned}"
 
 
 class CompileSuccess(Record):
-    """The candidate compiles. Bytes, operations and seconds are those of one step on one device."""
+    """The candidate compiles. Bytes, operations and seconds are those of one run on one device."""
 
     kind: Literal["Measured"] = "Measured"
     peak_bytes: int
@@ -83,11 +89,12 @@ class CompileSuccess(Record):
     arguments_bytes: int
     """Parameters, those of a reference model, the optimizer's state and the batch."""
     temporaries_bytes: int
-    flops: float
-    hbm_bytes: float
-    network_bytes: float
+    flops: float = 0.0
+    hbm_bytes: float = 0.0
+    network_bytes: float = 0.0
     step_seconds: tuple[float, float] | None = None
-    """Roofline bounds; None for a family without published rates, and for a program other than the train step."""
+    """Roofline bounds; None for a family without published rates. This and the three before it, ``cost.step_cost``, are
+    the train step's alone."""
     rows: int | None = None
     """Rows at a time, for a program that takes as many as fit; else None."""
 

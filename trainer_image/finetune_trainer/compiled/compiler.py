@@ -16,21 +16,17 @@ from finetune_trainer.compiled.compile_protocol import (
     Answer,
     Candidate,
     CompileFailure,
-    CompileSuccess,
     MemoryExceeded,
-    SliceProgram,
 )
-from finetune_trainer.compiled.cost import cost_of, roofline
+from finetune_trainer.compiled.cost import step_cost
 from finetune_trainer.compiled.evaluation_programs import (
     EvaluationPrograms,
     compile_within,
-    lacks_memory,
-    needed_bytes,
     parse_exhausted_bytes,
 )
 from finetune_trainer.compiled.step import AbstractTraining, mesh_of
 from finetune_trainer.engine import maxtext
-from finetune_trainer.engine.chips import CHIPS, usable_bytes
+from finetune_trainer.engine.chips import usable_bytes
 from finetune_trainer.engine.lora import IndivisibleShapeError
 from finetune_trainer.errors import StageError
 from finetune_trainer.evaluation.placement import DeviceRowCapacity
@@ -111,9 +107,7 @@ class Compiler:
         except (JaxRuntimeError, ValueError) as error:  # a slice that this compiler does not know
             return _refused(error, certain=False)
         try:
-            if candidate.program is None:
-                return self._step(candidate, devices, limit)
-            return self._other(candidate, candidate.program, devices, limit)
+            return self._answer(candidate, devices, limit)
         except JaxRuntimeError as error:
             return _refused(error, certain=bool(_CERTAIN.search(str(error))))
         except (
@@ -126,23 +120,56 @@ class Compiler:
         except Exception as error:  # noqa: BLE001 - an error of the engine must not end the search over other programs
             return _refused(error, certain=False)
 
+    def _answer(self, candidate: Candidate, devices: Any, limit: int) -> Answer:
+        match candidate.program.kind:
+            case "Train":
+                return self._step(candidate, devices, limit)
+            case "TrainingLoss":
+                return self._training_loss(candidate, devices, limit)
+            case _:
+                programs = self.evaluation(candidate, devices, adapter=candidate.program.adapter)
+                return programs.answer(candidate.program, limit)
+
     def _step(self, candidate: Candidate, devices: Any, limit: int) -> Answer:
+        """Answers for the step, and for the pass of a reference model before it.
+
+        The arguments of one program stay in memory while the other runs.
+        """
         training = self._training(candidate, devices)
         kept = training.kept_bytes
         if (loading := self._loads(training, candidate, limit)) is not None:
             return loading
-        try:
-            step, reference = training.compile_step(), training.compile_reference()
-        except JaxRuntimeError as error:
-            if not lacks_memory(error):
-                raise
-            needed = needed_bytes(str(error))
-            return MemoryExceeded(
-                needed_bytes=needed and needed + kept,
-                limit_bytes=limit,
-                arguments_bytes=training.arguments_bytes + kept,
-            )
-        return _measured(step, reference, kept, limit, candidate.slice.family)
+        step = compile_within(training.lower_step(), limit, beside=kept)
+        if isinstance(step, MemoryExceeded):
+            return step.model_copy(update={"arguments_bytes": training.arguments_bytes + kept})
+        peak, temporaries = step.peak_bytes, step.temporaries_bytes
+        if (lowered := training.lower_reference()) is not None:
+            reference = compile_within(lowered, limit, held=step.arguments_bytes)
+            if isinstance(reference, MemoryExceeded):
+                return reference.model_copy(update={"arguments_bytes": step.arguments_bytes})
+            peak = max(peak, reference.peak_bytes)
+            temporaries = max(temporaries, reference.temporaries_bytes)
+        cost = step_cost(self._plan, self._request, candidate)
+        return step.model_copy(
+            update={
+                "peak_bytes": peak,
+                "temporaries_bytes": temporaries,
+                "flops": cost.flops,
+                "hbm_bytes": cost.hbm_bytes,
+                "network_bytes": cost.network_bytes,
+                "step_seconds": cost.seconds(candidate.slice.family),
+            }
+        )
+
+    def _training_loss(self, candidate: Candidate, devices: Any, limit: int) -> Answer:
+        training = self._training(candidate, devices)
+        held = training.arguments_bytes + training.kept_bytes
+        reference = training.lower_validation_reference()
+        if reference is not None:
+            answer = compile_within(reference, limit, held=held)
+            if isinstance(answer, MemoryExceeded):
+                return answer
+        return compile_within(training.lower_loss(), limit, held=held)
 
     def _loads(self, training: AbstractTraining, candidate: Candidate, limit: int) -> MemoryExceeded | None:
         """Why the devices do not hold the base while it is quantized; None if they do, or it is not quantized.
@@ -156,18 +183,6 @@ class Compiler:
         if not isinstance(answer, MemoryExceeded):
             return None
         return answer.model_copy(update={"arguments_bytes": max(answer.needed_bytes or 0, limit + 1)})
-
-    def _other(self, candidate: Candidate, program: SliceProgram, devices: Any, limit: int) -> Answer:
-        if program.kind == "TrainingLoss":
-            training = self._training(candidate, devices)
-            held = training.arguments_bytes + training.kept_bytes
-            reference = training.lower_validation_reference()
-            if reference is not None and isinstance(
-                answer := compile_within(reference, limit, held=held), MemoryExceeded
-            ):
-                return answer
-            return compile_within(training.lower_loss(), limit, held=held)
-        return self.evaluation(candidate, devices, adapter=program.adapter).answer(program, limit)
 
     def evaluation(self, candidate: Candidate, devices: Any, *, adapter: bool) -> EvaluationPrograms:
         """The candidate's model as the Evaluate stage loads it."""
@@ -186,17 +201,9 @@ class Compiler:
         hyperparameters = self._request.hyperparameters.model_copy(
             update={"global_batch_size": candidate.global_batch}
         )
-        overrides = self._request.engine_overrides
-        return self._request.model_copy(
-            update={
-                "engine_overrides": {
-                    name: value for name, value in overrides.items() if name not in candidate.without
-                },
-                # the chips run the same program with either controller
-                "mesh": candidate.mesh.model_copy(update={"controller": "McJAX"}),
-                "hyperparameters": hyperparameters,
-            }
-        )
+        # the chips run the same program with either controller
+        mesh = candidate.mesh.model_copy(update={"controller": "McJAX"})
+        return self._request.model_copy(update={"mesh": mesh, "hyperparameters": hyperparameters})
 
     def _training(self, candidate: Candidate, devices: Any) -> AbstractTraining:
         config = self._configuration(candidate)
@@ -234,36 +241,6 @@ def devices_of(candidate: Candidate) -> Any:
     if family is not None and family.compiler_chip_config is not None:
         options["chip_config_name"] = family.compiler_chip_config
     return get_topology_desc(_topology(candidate), platform="tpu", **options).devices
-
-
-def _measured(step: Any, reference: Any | None, kept: int, limit: int, family: str) -> Answer:
-    """Measures programs that run one after the other.
-
-    The arguments of one program stay in memory while the other runs.
-    """
-    memory, cost = step.memory_analysis(), cost_of(step.as_text())
-    held = memory.argument_size_in_bytes + kept
-    peak, temporaries = memory.peak_memory_in_bytes + kept, memory.temp_size_in_bytes
-    if reference is not None:
-        before = reference.memory_analysis()
-        peak = max(peak, before.peak_memory_in_bytes + held - before.argument_size_in_bytes)
-        temporaries = max(temporaries, before.temp_size_in_bytes)
-        cost += cost_of(reference.as_text())
-    if peak > limit:
-        return MemoryExceeded(needed_bytes=peak, limit_bytes=limit, arguments_bytes=held)
-    state = memory.argument_size_in_bytes + memory.output_size_in_bytes
-    chip = CHIPS.get(family)
-    interval = roofline(cost, state, chip) if chip else None
-    return CompileSuccess(
-        peak_bytes=peak,
-        limit_bytes=limit,
-        arguments_bytes=held,
-        temporaries_bytes=temporaries,
-        flops=cost.flops,
-        hbm_bytes=cost.hbm_bytes,
-        network_bytes=cost.network_bytes,
-        step_seconds=(interval.low, interval.high) if interval else None,
-    )
 
 
 def _refused(error: Exception, *, certain: bool) -> CompileFailure:

@@ -4,14 +4,14 @@ import re
 from typing import Any
 
 from flax import nnx
-from flax.core.spmd import logical_axis_rules
 from jax.errors import JaxRuntimeError
 from jax.sharding import Mesh
 from maxtext.utils import model_creation_utils
 
 from finetune_trainer.compiled.compile_protocol import Answer, CompileSuccess, MemoryExceeded, SliceProgram
-from finetune_trainer.compiled.step import batch_shapes, mesh_context, reference_logp_shapes, with_shardings
-from finetune_trainer.engine.lora import require_divisible, unplaced_adapters, with_lora
+from finetune_trainer.compiled.step import batch_shapes, reference_logp_shapes, traced
+from finetune_trainer.engine.lora import require_divisible, with_lora
+from finetune_trainer.engine.sharding import mesh_context
 from finetune_trainer.evaluation.generate import Generator
 from finetune_trainer.evaluation.likelihood import Likelihood
 from finetune_trainer.evaluation.loss import LossMeter
@@ -56,10 +56,7 @@ class EvaluationPrograms:
             nnx.pop(model, nnx.Intermediate)
             return model
 
-        # without the mesh, on which nothing can be computed
-        with logical_axis_rules(config.logical_axis_rules), unplaced_adapters(mesh):
-            model = with_shardings(nnx.eval_shape(build), mesh)
-        self._loaded = LoadedModel(model=model, config=config, mesh=mesh)
+        self._loaded = LoadedModel(model=traced(build, config, mesh), config=config, mesh=mesh)
 
     def answer(self, program: SliceProgram, limit: int) -> Answer:
         """Compiles with as many rows as fit, as the stage finds them. ``limit``: bytes of a device."""
@@ -118,28 +115,34 @@ class EvaluationPrograms:
         return mesh_context(self._loaded.config, self._loaded.mesh)
 
 
-def compile_within(lowered: Any, limit: int, *, held: int | None = None) -> Answer:
+def compile_within(
+    lowered: Any, limit: int, *, held: int | None = None, beside: int = 0
+) -> CompileSuccess | MemoryExceeded:
     """Compiles a program and compares its memory with the limit.
 
-    ``held``: bytes on each device meanwhile, including the program's arguments; None: only those. Raises
-    JaxRuntimeError if the compiler refuses for a reason other than memory.
+    ``held``: bytes on each device meanwhile, including the program's arguments. ``beside``: bytes without them, if
+    ``held`` is None. Raises JaxRuntimeError if the compiler refuses for a reason other than memory.
     """
     try:
         memory = lowered.compile().memory_analysis()
     except JaxRuntimeError as error:
         if not lacks_memory(error):
             raise
+        needed = needed_bytes(str(error))
         return MemoryExceeded(
-            needed_bytes=needed_bytes(str(error)), limit_bytes=limit, arguments_bytes=held or 0
+            needed_bytes=needed and needed + beside, limit_bytes=limit, arguments_bytes=held or beside
         )
     arguments = memory.argument_size_in_bytes
-    peak = memory.peak_memory_in_bytes + (max(0, held - arguments) if held is not None else 0)
+    others = beside if held is None else max(0, held - arguments)
+    peak, arguments = memory.peak_memory_in_bytes + others, arguments + beside
     if peak > limit:
         return MemoryExceeded(needed_bytes=peak, limit_bytes=limit, arguments_bytes=arguments)
     return CompileSuccess(
-        peak_bytes=peak, limit_bytes=limit, arguments_bytes=arguments, temporaries_bytes=memory.temp_size_in_bytes,
-        flops=0.0, hbm_bytes=0.0, network_bytes=0.0,
-    )  # fmt: skip
+        peak_bytes=peak,
+        limit_bytes=limit,
+        arguments_bytes=arguments,
+        temporaries_bytes=memory.temp_size_in_bytes,
+    )
 
 
 def lacks_memory(error: JaxRuntimeError) -> bool:

@@ -1,30 +1,17 @@
-"""Finds changes with which a training that does not fit would fit. Each remedy has been compiled."""
+"""What to change so that a training fits, by a linear model of its memory. Pure.
+
+A device holds the step's arguments, which its share of the parameters determines, and temporaries, which are taken as
+proportional to its rows. Some temporaries do not depend on the rows, so what the model says is a bound: a larger batch
+or a smaller slice does not fit either.
+"""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from finetune_contract import MeshSpec, SliceShape
-from finetune_trainer.compiled.compile_protocol import (
-    Answer,
-    Candidate,
-    CompileFailure,
-    CompileSuccess,
-    MemoryExceeded,
-)
-from finetune_trainer.compiled.search import (
-    LAST_RESORT,
-    REMAT,
-    ModelBounds,
-    SearchSpace,
-    tensor_parallel_meshes,
-    tuned,
-    with_least_memory,
-)
-
-#: Most compilations for a batch size, and for a larger slice.
-_BATCHES, _SLICES = 4, 2
-#: Settings of a job that the last resort replaces.
-_REMAT_SETTINGS = tuple(LAST_RESORT)
+from finetune_trainer.compiled.compile_protocol import Candidate, MemoryExceeded
+from finetune_trainer.compiled.search import ModelBounds, SearchSpace, tensor_parallel_meshes
+from finetune_trainer.engine.chips import CHIPS
 
 
 def remedies(
@@ -32,124 +19,63 @@ def remedies(
     refusal: MemoryExceeded,
     choices: SearchSpace,
     model: ModelBounds,
-    ask: Callable[[Candidate], Answer],
-    *,
     larger: Sequence[SliceShape] = (),
-    late: Callable[[], bool] = lambda: False,
-) -> tuple[str, ...]:
-    """Remedies for ``start``, whose last answer was ``refusal``.
+    *,
+    several: bool = False,
+) -> str:
+    """A sentence about ``start``, whose last answer was ``refusal``: what to change.
 
-    Tries another remat policy and another mesh if the job sets them, the largest batch that fits, and the first of the
-    ``larger`` slices. Stops once ``late`` returns True.
+    It names the settings of the job that preflight could choose better, the largest batch, and the first of the
+    ``larger`` slices, as far as the model allows them. ``several``: whether the job may have other slices than that of
+    ``start``, which is then named.
     """
-    searches: Sequence[Callable[[], Iterator[str]]] = (
-        lambda: _policy(start, choices, model, ask),
-        lambda: _mesh(start, choices, model, ask),
-        lambda: _largest_batch(start, choices, model, refusal, ask),
-        lambda: _larger_slice(start, choices, model, ask, larger),
-    )
-    return tuple(remedy for search in searches if not late() for remedy in search())
+    estimated: list[str] = []
+    if refusal.needed_bytes is not None:
+        unit = _unit(start.mesh, model)
+        row = max(0, refusal.needed_bytes - refusal.arguments_bytes) / (start.global_batch / unit)
+        estimated += _batch(start, refusal, row, unit, f" on {start.place}" if several else "")
+        over = ((shape, _over(start.mesh, shape, start.global_batch, choices, model)) for shape in larger)
+        estimated += _slice(start, refusal, row, model, over)
+    changes = [*_left_out(start, choices), *(estimated or ["use LoRA or shorter sequences"])]
+    by = "By an estimate from the compiled step"
+    if not estimated:
+        by = "No smaller batch and no slice of the profile is estimated to fit"
+    return f"{by}: {', or '.join(changes)}."
 
 
-def _policy(
-    start: Candidate, choices: SearchSpace, model: ModelBounds, ask: Callable[[Candidate], Answer]
-) -> Iterator[str]:
-    """A remat policy in place of the job's own."""
-    if choices.remat:
-        return
-    freed = start.model_copy(update={"without": list(_REMAT_SETTINGS)})
-    for policy in (REMAT[-1], LAST_RESORT):
-        if isinstance(ask(tuned(freed, choices, model, policy)), CompileSuccess):
-            yield " and ".join(f"engineOverrides.{name} {value}" for name, value in policy.items())
-            return
+def _left_out(start: Candidate, choices: SearchSpace) -> Iterator[str]:
+    if not choices.remat:
+        yield "leave out engineOverrides.remat_policy, so that preflight chooses it"
+    if not choices.parallelism and start.slice.devices > 1:
+        yield "leave out resources.parallelism"
 
 
-def _mesh(
-    start: Candidate, choices: SearchSpace, model: ModelBounds, ask: Callable[[Candidate], Answer]
-) -> Iterator[str]:
-    """A mesh in place of the job's own: all devices share the parameters, then some of them share rows, too."""
-    own = start.mesh
-    if choices.parallelism or start.slice.devices == 1:
-        return
-    whole = own.model_copy(update={"data": own.slices, "fsdp": own.devices // own.slices, "tensor": 1})
-    for mesh in (whole, *tensor_parallel_meshes(whole, model)):
-        if mesh == own or start.global_batch % _unit(mesh, model):
-            continue
-        moved = start.model_copy(update={"mesh": mesh})
-        if isinstance(ask(with_least_memory(moved, choices, model)), CompileSuccess):
-            yield f"resources.parallelism data {mesh.data}, fsdp {mesh.fsdp}, tensor {mesh.tensor}"
-            return
+def _batch(start: Candidate, refusal: MemoryExceeded, row: float, unit: int, on: str) -> Iterator[str]:
+    """``row``: bytes for one row on each device."""
+    fits = (refusal.limit_bytes - refusal.arguments_bytes) / row if row else 0.0
+    if (units := int(min(fits, start.global_batch / unit - 1))) > 0:
+        yield f"lower hyperparameters.globalBatchSize to {units * unit} or less{on}"
 
 
-def _largest_batch(
+def _slice(
     start: Candidate,
-    choices: SearchSpace,
-    model: ModelBounds,
     refusal: MemoryExceeded,
-    ask: Callable[[Candidate], Answer],
-) -> Iterator[str]:
-    """The largest batch that fits, between one that does and one that does not.
-
-    Memory is linear in the batch: the known points determine what to try next. A search that ends before it is certain
-    says so.
-    """
-    unit = _unit(start.mesh, model)
-    fits, fails = 0, start.global_batch // unit
-    known = [(0, refusal.arguments_bytes), (fails, refusal.needed_bytes)]
-    for _ in range(_BATCHES):
-        if fails - fits <= 1:
-            break
-        ends = _where_it_ends(known, refusal.limit_bytes)
-        units = (fits + fails) // 2 if ends is None else min(max(ends, fits + 1), fails - 1)
-        answer = ask(
-            with_least_memory(start.model_copy(update={"global_batch": units * unit}), choices, model)
-        )
-        match answer:
-            case CompileSuccess():
-                fits = units
-                known.append((units, answer.peak_bytes))
-            case MemoryExceeded():
-                fails = units
-                known.append((units, answer.needed_bytes))
-            case CompileFailure():
-                break
-    if fits:
-        unsure = " (perhaps more)" if fails - fits > 1 else ""
-        yield f"hyperparameters.globalBatchSize {fits * unit}{unsure}{_with(choices)}"
-
-
-def _where_it_ends(known: Sequence[tuple[int, int | None]], limit: int) -> int | None:
-    """The most units within the limit, on the line through the last two that were compiled.
-
-    None if their memory is unknown.
-    """
-    (first, needed_first), (last, needed_last) = known[-2:]
-    if needed_first is None or needed_last is None or needed_first == needed_last:
-        return None
-    return first + int((limit - needed_first) * (last - first) / (needed_last - needed_first))
-
-
-def _larger_slice(
-    start: Candidate,
-    choices: SearchSpace,
+    row: float,
     model: ModelBounds,
-    ask: Callable[[Candidate], Answer],
-    larger: Sequence[SliceShape],
+    larger: Iterable[tuple[SliceShape, MeshSpec | None]],
 ) -> Iterator[str]:
-    """The first of the larger slices on which the same batch fits.
-
-    If the batch cannot be divided there, the next larger batch that can is tried.
-    """
-    for shape in larger[:_SLICES]:
-        mesh = _over(start.mesh, shape, start.global_batch, choices, model)
-        if mesh is None:
+    """``larger``: each slice with the job's mesh over it; None if it cannot have one."""
+    for shape, mesh in larger:
+        chip = CHIPS.get(shape.family)
+        if mesh is None or chip is None:
             continue
-        unit = _unit(mesh, model)
-        batch = math.ceil(start.global_batch / unit) * unit
-        moved = start.model_copy(update={"slice": shape, "mesh": mesh, "global_batch": batch})
-        if isinstance(ask(with_least_memory(moved, choices, model)), CompileSuccess):
+        rows = math.ceil(start.global_batch / _unit(mesh, model))
+        state = refusal.arguments_bytes * _shards(start.mesh) / _shards(mesh)
+        temporaries = rows * row * start.mesh.tensor / mesh.tensor
+        if state + temporaries <= chip.usable_gib * 2**30:
+            batch = rows * _unit(mesh, model)
             with_batch = f" (globalBatchSize {batch})" if batch != start.global_batch else ""
-            yield f"resources.tpu {shape.name}{with_batch}{_with(choices)}"
+            yield f"use resources.tpu {shape.name}{with_batch} or larger"
             return
 
 
@@ -171,11 +97,11 @@ def _over(
     return next((each for each in meshes if batch % _unit(each, model) == 0), over)
 
 
+def _shards(mesh: MeshSpec) -> int:
+    """Number of devices that parameters are divided among; data parallelism replicates them."""
+    return mesh.fsdp * mesh.tensor
+
+
 def _unit(mesh: MeshSpec, model: ModelBounds) -> int:
     """The batch must be a multiple of this."""
     return mesh.data * mesh.fsdp * model.accumulation
-
-
-def _with(choices: SearchSpace) -> str:
-    """The policy that was compiled, if it was not the job's, as text."""
-    return f" with remat_policy {LAST_RESORT['remat_policy']}" if choices.remat else ""

@@ -1,7 +1,6 @@
 """Decides which candidates to compile, and which of them to use. Pure but for the answers."""
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from finetune_contract import MeshSpec
@@ -65,45 +64,52 @@ def search(
     choices: SearchSpace,
     model: ModelBounds,
     ask: Callable[[Candidate], Answer],
+    seconds: Callable[[Candidate], float],
     *,
     late: Callable[[], bool] = lambda: False,
 ) -> SearchResult:
-    """The fastest candidate by roofline that fits; of those within one percent, the one with the lowest peak.
+    """The fastest candidate that fits: the first of the policies, and another mesh if a step is faster on it.
 
-    Once ``late`` returns True, the search stops at what it has found, and if that is nothing, compiles only what takes
-    the least memory.
+    Once ``late`` returns True, only what takes the least memory is compiled, and no other mesh if the first was tried.
+
+    Args:
+        start: the request's mesh, with no choice made.
+        choices: what may be chosen.
+        model: sizes that limit the choices.
+        ask: compiles a candidate.
+        seconds: the estimated duration of a candidate's step.
+        late: whether the search has to end.
     """
     tried: list[str] = []
-    fitting: list[tuple[Candidate, CompileSuccess]] = []
     refusal: MemoryExceeded | CompileFailure | None = None
     refused: Candidate | None = None
 
-    def take(candidate: Candidate) -> None:
+    def compiled(candidates: Iterable[Candidate]) -> tuple[Candidate, CompileSuccess] | None:
         nonlocal refusal, refused
-        answer = ask(candidate)
-        tried.append(f"{candidate}: {describe(answer)}")
-        if isinstance(answer, CompileSuccess):
-            fitting.append((candidate, answer))
-        elif refusal is None or isinstance(answer, MemoryExceeded):
-            refusal, refused = answer, candidate
+        for candidate in candidates:
+            answer = ask(candidate)
+            tried.append(f"{candidate}: {describe(answer)}")
+            if isinstance(answer, CompileSuccess):
+                return candidate, answer
+            if refusal is None or isinstance(answer, MemoryExceeded):
+                refusal, refused = answer, candidate
+            # Parameters and optimizer alone exceed the limit, whatever is kept of the forward pass.
+            if isinstance(refusal, MemoryExceeded) and refusal.arguments_bytes > refusal.limit_bytes:
+                break
+        return None
 
-    hopeless = False
-    for remat in _policies(choices, hurried=late()):
-        if hopeless or (fitting and (late() or remat is LAST_RESORT)):
-            break
-        take(tuned(start, choices, model, remat))
-        # Parameters and optimizer alone exceed the limit, whatever is kept of the forward pass.
-        hopeless = isinstance(refusal, MemoryExceeded) and refusal.arguments_bytes > refusal.limit_bytes
-    for mesh in tensor_parallel_meshes(start.mesh, model) if choices.parallelism and not hopeless else ():
-        if late() and (fitting or refusal):
-            break
-        best = _fastest(fitting)[0] if fitting else with_least_memory(start, choices, model)
-        take(best.model_copy(update={"mesh": mesh}))
-        if fitting:
-            break
-    if fitting:
-        found, measured = _fastest(fitting)
-        return SearchResult(best=found, answer=measured, refusal=None, tried=tuple(tried))
+    first = compiled(tuned(start, choices, model, each) for each in _policies(choices, hurried=late()))
+    hopeless = isinstance(refusal, MemoryExceeded) and refusal.arguments_bytes > refusal.limit_bytes
+    found = first
+    if choices.parallelism and not hopeless and not late():
+        base = first[0] if first else with_least_memory(start, choices, model)
+        meshes = tensor_parallel_meshes(start.mesh, model)
+        moved = [base.model_copy(update={"mesh": mesh}) for mesh in meshes]
+        if first is not None:
+            moved = [each for each in moved[:1] if seconds(each) < seconds(base)]
+        found = compiled(moved) or first
+    if found:
+        return SearchResult(best=found[0], answer=found[1], refusal=None, tried=tuple(tried))
     return SearchResult(best=None, answer=None, refusal=refusal, refused=refused, tried=tuple(tried))
 
 
@@ -111,14 +117,6 @@ def _policies(choices: SearchSpace, *, hurried: bool) -> Sequence[Mapping[str, s
     if not choices.remat:
         return ({},)
     return (REMAT[-1], LAST_RESORT) if hurried else (*REMAT, LAST_RESORT)
-
-
-def _fastest(fitting: list[tuple[Candidate, CompileSuccess]]) -> tuple[Candidate, CompileSuccess]:
-    """The fastest by the upper bound, which alone distinguishes candidates of equal arithmetic."""
-    seconds = [each.step_seconds[1] if each.step_seconds else math.inf for _, each in fitting]
-    least = min(seconds)
-    close = [pair for pair, each in zip(fitting, seconds, strict=True) if each <= least * 1.01]
-    return min(close, key=lambda pair: pair[1].peak_bytes)
 
 
 def heads_divide(mesh: MeshSpec, model: ModelBounds) -> bool:

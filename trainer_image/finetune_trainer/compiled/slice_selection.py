@@ -6,9 +6,13 @@ from dataclasses import dataclass, field
 from finetune_contract import ExitCode, MemoryCheckSpec, MemoryOutcome, SliceShape, StageRequest
 from finetune_contract.result import UnfitSlice
 from finetune_trainer.compiled.compile_protocol import Candidate, MemoryExceeded
-from finetune_trainer.compiled.search import ModelBounds, describe, heads_divide
+from finetune_trainer.compiled.search import ModelBounds, heads_divide
 from finetune_trainer.errors import StageError
 
+OTHER_MESH = (
+    "Raise hyperparameters.globalBatchSize to the number of devices, so that no devices share a row; or set another "
+    "resources.parallelism or another slice. No TPU time was used."
+)
 #: Limit of the contract's ``UnfitSlice.why``.
 _WHY_CHARACTERS = 256
 
@@ -88,8 +92,11 @@ def select_first_fitting(
     return None, considered
 
 
-def no_slice_fits_error(considered: SliceSearchState, *, remedies: Sequence[str] = ()) -> StageError:
-    """``StageError`` 78 if no slice that the job may have holds the training; 64 if none can divide the batch."""
+def no_slice_fits_error(considered: SliceSearchState, *, fix: str) -> StageError:
+    """``StageError`` 78 if no slice that the job may have holds the training; 64 if none can divide the batch.
+
+    ``fix``: what to change so that the training fits, as a sentence.
+    """
     if not considered.small:
         return StageError(
             ExitCode.BAD_REQUEST, "BatchNotDivisible",
@@ -97,22 +104,10 @@ def no_slice_fits_error(considered: SliceSearchState, *, remedies: Sequence[str]
             where="hyperparameters.globalBatchSize", actual=considered.summary,
             fix="Use a batch that is a multiple of the number of devices, or name a slice in resources.tpu.",
         )  # fmt: skip
-    last = considered.small[-1]
-    return memory_exceeded_error(
-        considered.summary if considered.several else describe(last.answer),
-        last,
-        several=considered.several,
-        fix=f"Compiled and found to fit: {' or '.join(remedies)}."
-        if remedies
-        else "No smaller batch and no slice of the profile was found to fit: use LoRA or shorter sequences.",
-    )
-
-
-def memory_exceeded_error(actual: str, last: TooSmallSlice, *, several: bool, fix: str) -> StageError:
-    """``StageError`` 78 for too little memory."""
+    last, several = considered.small[-1], considered.several
     policy = last.tried.tuning.get("remat_policy")
     kept = f" and remat_policy {policy}" if policy else ""
-    on = "" if several else f" on {last.start.place}"
+    needs, on = (considered.summary, "") if several else (considered.unfit[-1].why, f" on {last.start.place}")
     return StageError(
         ExitCode.OUT_OF_MEMORY,
         "MemoryExceeded",
@@ -120,6 +115,6 @@ def memory_exceeded_error(actual: str, last: TooSmallSlice, *, several: bool, fi
         if several
         else "the training does not fit the slice's memory",
         where="spec.resources",
-        actual=f"{actual} per device with batch {last.start.global_batch}{kept}{on}",
+        actual=f"{needs} per device with batch {last.start.global_batch}{kept}{on}",
         fix=f"{fix} No TPU time was used.",
     )

@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -17,7 +17,7 @@ from finetune_contract import PreferenceMethod, StageRequest
 from finetune_trainer.data.preference import pair_arrays
 from finetune_trainer.engine import lora, widths
 from finetune_trainer.engine.lora import require_divisible, shardings, unplaced_adapters, with_lora
-from finetune_trainer.engine.sharding import ROW_AXES, canonical_sharding
+from finetune_trainer.engine.sharding import ROW_AXES, canonical_sharding, mesh_context
 from finetune_trainer.evaluation.loss import LossMeter
 from finetune_trainer.methods import method_of
 from finetune_trainer.methods.base import REFERENCE
@@ -49,23 +49,20 @@ class AbstractTraining:
         self._trainer = _abstract_trainer(config, mesh, self._objective, accumulation)
         self._batch = batch_shapes(config, mesh, request, parts=accumulation)
 
-    def compile_step(self) -> Any:
-        """``jax.stages.Compiled`` of the step that training would run.
-
-        Raises JaxRuntimeError as the compiler does, also for a step that needs more memory than a chip has.
-        """
+    def lower_step(self) -> Any:
+        """``jax.stages.Lowered`` of the step that training would run."""
         batch = self._batch
         if self._objective.relative:
             batch = batch | reference_logp_shapes(batch)
         with self._inside():
-            return (
-                self._trainer.jit_step().lower(self._trainer.model, self._trainer.optimizer, batch).compile()
-            )
+            return self._trainer.jit_step().lower(self._trainer.model, self._trainer.optimizer, batch)
 
-    def compile_reference(self) -> Any | None:
-        """The pass before every step that computes what the step's loss is relative to; None if it is not relative."""
-        lowered = self._lowered_reference(self._batch)
-        return None if lowered is None else lowered.compile()
+    def lower_reference(self) -> Any | None:
+        """``jax.stages.Lowered`` of the pass before every step that computes what the step's loss is relative to.
+
+        None if it is not relative.
+        """
+        return self._lowered_reference(self._batch)
 
     def lower_loading(self) -> Any | None:
         """``jax.stages.Lowered`` of the program that quantizes the base, which is loaded whole.
@@ -75,10 +72,9 @@ class AbstractTraining:
         config, mesh = self._config, self._mesh
         if not (config.lora.enable_lora and config.lora.lora_weight_qtype):
             return None
-        # without the mesh, on which nothing can be computed
-        with logical_axis_rules(config.logical_axis_rules), unplaced_adapters(mesh):
-            create = model_creation_utils.get_nnx_create_model_fn(config, mesh)
-            return lora.lowered(with_shardings(nnx.eval_shape(create), mesh), mesh, config)
+        model = traced(model_creation_utils.get_nnx_create_model_fn(config, mesh), config, mesh)
+        with logical_axis_rules(config.logical_axis_rules):
+            return lora.lowered(model, mesh, config)
 
     def lower_validation_reference(self) -> Any | None:
         """``jax.stages.Lowered`` of the reference pass for the loss on the validation rows.
@@ -119,13 +115,6 @@ class AbstractTraining:
 
     def _inside(self) -> contextlib.AbstractContextManager[None]:
         return mesh_context(self._config, self._mesh)
-
-
-@contextlib.contextmanager
-def mesh_context(config: Any, mesh: Mesh) -> Iterator[None]:
-    """Context with the mesh and MaxText's rules, in which every program is traced."""
-    with jax.set_mesh(mesh), logical_axis_rules(config.logical_axis_rules):
-        yield
 
 
 def reference_logp_shapes(
@@ -170,18 +159,18 @@ def _abstract_trainer(config: Any, mesh: Mesh, objective: Objective, accumulatio
         built.append(trainer)
         return trainer.model, trainer.optimizer
 
+    # The trainer itself is no result that eval_shape can return, and its own arrays are tracers by now.
+    model, optimizer = traced(build, config, mesh)
+    built[0].model, built[0].optimizer = model, optimizer
+    return built[0]
+
+
+def traced(build: Callable[[], Any], config: Any, mesh: Mesh) -> Any:
+    """The modules that ``build`` makes, with each array's shape and its sharding on the mesh."""
+    # without the mesh, on which nothing can be computed
     with logical_axis_rules(config.logical_axis_rules), unplaced_adapters(mesh):
-        # The trainer itself is no result that eval_shape can return, and its own arrays are tracers by now.
-        model, optimizer = nnx.eval_shape(build)
-        trainer = built[0]
-        trainer.model, trainer.optimizer = with_shardings((model, optimizer), mesh)
-    return trainer
-
-
-def with_shardings(modules: Any, mesh: Mesh) -> Any:
-    """Traced modules with each array's sharding on the mesh."""
-    graph, state = nnx.split(modules)
-    return nnx.merge(graph, jax.tree.map(_at, state, shardings(state, mesh)))
+        graph, state = nnx.split(nnx.eval_shape(build))
+        return nnx.merge(graph, jax.tree.map(_at, state, shardings(state, mesh)))
 
 
 def _at(shape: jax.ShapeDtypeStruct, place: NamedSharding) -> jax.ShapeDtypeStruct:

@@ -176,7 +176,7 @@ def _restore_quantized(model: nnx.Module, qtype: str) -> None:
 def with_lora(model: Any, mesh: Mesh, config: Any) -> Any:
     """The model with fresh adapters on the modules that ``config.lora`` names, or those at its ``lora_restore_path``.
 
-    Call inside ``jax.set_mesh`` and MaxText's logical axis rules.
+    Call inside ``mesh_context``.
     """
     lora_utils._build_lora_provider = _provider  # noqa: SLF001 - MaxText has no hook for it
     adapted = _adapted(model, mesh, config)

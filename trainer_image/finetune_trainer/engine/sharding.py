@@ -1,14 +1,23 @@
 """Shards batches and states over the devices of a mesh."""
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
+from flax.core.spmd import logical_axis_rules
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 #: The axes of the mesh over which a batch's rows are sharded.
 ROW_AXES = ("data", "fsdp")
+
+
+@contextlib.contextmanager
+def mesh_context(config: Any, mesh: Mesh) -> Iterator[None]:
+    """Context with the mesh and the rules of MaxText's ``config``, in which every program is traced."""
+    with jax.set_mesh(mesh), logical_axis_rules(config.logical_axis_rules):
+        yield
 
 
 def shard_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:

@@ -27,17 +27,6 @@ class RowCapacity(Protocol):
         """Returns how many rows of ``tokens`` positions fit, each with logits for ``logits`` positions at once."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FixedRowCapacity:
-    """A fixed number of rows, regardless of their size."""
-
-    number: int
-    groups: int = 1
-
-    def rows(self, *, tokens: int, logits: int) -> int:  # noqa: ARG002
-        return self.number
-
-
 @dataclass(slots=True, kw_only=True)
 class Batching:
     """Batch sizes of one kind of program. Remembers how often they were halved."""

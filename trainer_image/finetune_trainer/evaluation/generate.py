@@ -5,7 +5,7 @@ Uses a KV cache if possible and full forward passes otherwise. Both produce the 
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -13,12 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from flax.core.spmd import logical_axis_rules
 from jax.sharding import NamedSharding, PartitionSpec
 from maxtext.common.common_types import MODEL_MODE_AUTOREGRESSIVE, MODEL_MODE_PREFILL
 
 from finetune_trainer.engine import widths
-from finetune_trainer.engine.sharding import ROW_AXES, shard_batch
+from finetune_trainer.engine.sharding import ROW_AXES, mesh_context, shard_batch
 from finetune_trainer.evaluation.batching import Batching, RowCapacity
 from finetune_trainer.evaluation.decoding import empty_cache, max_cache_length, sized, with_cache
 from finetune_trainer.evaluation.models import LoadedModel
@@ -96,7 +95,7 @@ class Generator:
     def program(self, width: int, rows: int) -> tuple[Any, Any]:
         """Returns the jitted program for ``rows`` prompts of this width, and the state that is its first argument.
 
-        To be called within the mesh and MaxText's logical axis rules.
+        To be called inside ``mesh_context``.
         """
         config = sized(self._loaded.config, rows=rows, prompt=width, total=self._sized_total(width))
         mesh = self._loaded.mesh
@@ -124,11 +123,9 @@ class Generator:
             run, state = self.program(width, rows)
             return run.lower(state, *shapes)
 
-    @contextlib.contextmanager
-    def _inside(self, width: int, rows: int) -> Iterator[None]:
+    def _inside(self, width: int, rows: int) -> contextlib.AbstractContextManager[None]:
         config = sized(self._loaded.config, rows=rows, prompt=width, total=self._sized_total(width))
-        with jax.set_mesh(self._loaded.mesh), logical_axis_rules(config.logical_axis_rules):
-            yield
+        return mesh_context(config, self._loaded.mesh)
 
     def _batch(
         self, prompts: Sequence[Sequence[int]], numbers: Sequence[int], width: int, rows: int

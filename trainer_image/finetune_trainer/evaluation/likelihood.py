@@ -7,11 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from flax.core.spmd import logical_axis_rules
 from jax.sharding import NamedSharding, PartitionSpec
 
 from finetune_trainer.engine import widths
-from finetune_trainer.engine.sharding import ROW_AXES, shard_batch
+from finetune_trainer.engine.sharding import ROW_AXES, mesh_context, shard_batch
 from finetune_trainer.evaluation.batching import Batching, RowCapacity
 from finetune_trainer.evaluation.models import LoadedModel
 from finetune_trainer.process.stage_progress import ignore
@@ -63,7 +62,7 @@ class Likelihood:
         # The last token is only a target.
         lengths = [min(len(context) + len(rest) - 1, self._longest) for context, rest in pairs]
         settings = widths.settings_of(self._loaded.config)
-        with jax.set_mesh(self._loaded.mesh), logical_axis_rules(self._loaded.config.logical_axis_rules):
+        with mesh_context(self._loaded.config, self._loaded.mesh):
             for width, numbers in widths.group_by_width(lengths, settings, longest=self._longest).items():
 
                 def attempt(some: Sequence[int], rows: int, width: int = width) -> list[tuple[float, bool]]:
@@ -81,7 +80,7 @@ class Likelihood:
     def lowered(self, width: int, rows: int) -> Any:
         """Returns the program for ``rows`` pairs of this width as ``jax.stages.Lowered``.
 
-        To be called within the mesh and MaxText's logical axis rules.
+        To be called inside ``mesh_context``.
         """
         sharding = NamedSharding(self._loaded.mesh, PartitionSpec(ROW_AXES))
         each = jax.ShapeDtypeStruct((rows, width), jnp.int32, sharding=sharding)

@@ -11,11 +11,10 @@ from typing import Any
 import jax
 import numpy as np
 from flax import nnx
-from flax.core.spmd import logical_axis_rules
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from finetune_trainer.data.layout import Batch
-from finetune_trainer.engine.sharding import shard_batch
+from finetune_trainer.engine.sharding import mesh_context, shard_batch
 from finetune_trainer.evaluation.numbers import perplexity
 from finetune_trainer.evaluation.rows import RowSums
 from finetune_trainer.methods.objectives import Objective
@@ -81,7 +80,7 @@ class LossMeter:
     def lowered(self, model: Any, batch: Mapping[str, jax.ShapeDtypeStruct]) -> Any:
         """Returns the program of ``measure`` as ``jax.stages.Lowered``.
 
-        To be called within the mesh and MaxText's logical axis rules.
+        To be called inside ``mesh_context``.
         """
         return self._step.lower(nnx.split(model)[1], batch)
 
@@ -101,7 +100,7 @@ class LossMeter:
         """
         totals = dict.fromkeys(("nats", *self._objective.metrics), 0.0)
         weight = tokens = 0
-        with jax.set_mesh(self._mesh), logical_axis_rules(self._config.logical_axis_rules):
+        with mesh_context(self._config, self._mesh):
             _, state = nnx.split(model)
             for batch in batches:
                 found = self._step(state, shard_batch(batch, self._mesh))

@@ -3,13 +3,12 @@
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 from flax import nnx
-from flax.core.spmd import logical_axis_rules
 from jax.sharding import Mesh
 
 from finetune_trainer.conversion.loading import pretrained
 from finetune_trainer.engine.lora import with_lora
+from finetune_trainer.engine.sharding import mesh_context
 
 
 @dataclass(slots=True, kw_only=True)
@@ -30,6 +29,6 @@ def load(config: Any) -> LoadedModel:
 
 def with_adapter(base: LoadedModel, config: Any) -> LoadedModel:
     """Applies the adapter at ``config.lora.lora_restore_path`` to ``base``, which must not be used afterwards."""
-    with jax.set_mesh(base.mesh), logical_axis_rules(config.logical_axis_rules):
+    with mesh_context(config, base.mesh):
         model = with_lora(base.model, base.mesh, config)
     return LoadedModel(model=model, config=config, mesh=base.mesh)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from finetune_contract import MeshSpec, StageRequest
+from finetune_contract.text_model import VALUE_BYTES
 from finetune_trainer.families import ModelPlan
 
 #: Maximum number of devices that share a matrix. Beyond it, decoding is bound by the network instead of by memory.
@@ -21,7 +22,6 @@ _COPIES = 0.5
 _FILLED = 0.8
 #: Maximum number of rows per group of devices; larger batches are hardly faster.
 _MOST_ROWS = 64
-_BYTES = {"BF16": 2, "FP32": 4}
 
 
 def _placed(request: StageRequest, plan: ModelPlan, memory: int | None) -> StageRequest:
@@ -29,7 +29,7 @@ def _placed(request: StageRequest, plan: ModelPlan, memory: int | None) -> Stage
     h = request.hyperparameters
     if h.compute_precision == "BF16":
         h = h.model_copy(update={"weight_precision": "BF16"})
-    size = plan.parameters * _BYTES[h.weight_precision]
+    size = plan.parameters * VALUE_BYTES[h.weight_precision]
     return request.model_copy(update={"hyperparameters": h, "mesh": _mesh(request.mesh, plan, size, memory)})
 
 
@@ -106,7 +106,7 @@ class DeviceRowCapacity:
     @property
     def _weights(self) -> float:
         mesh, precision = self.request.mesh, self.request.hyperparameters.weight_precision
-        return self.plan.parameters * _BYTES[precision] / (mesh.tensor * mesh.fsdp)
+        return self.plan.parameters * VALUE_BYTES[precision] / (mesh.tensor * mesh.fsdp)
 
     def _row(self, tokens: int, logits: int) -> float:
         """Returns an upper bound of a row's bytes on each device that shares it.
@@ -115,7 +115,7 @@ class DeviceRowCapacity:
         log-probabilities.
         """
         plan, tensor = self.plan, self.request.mesh.tensor
-        size = _BYTES[self.request.hyperparameters.compute_precision]
+        size = VALUE_BYTES[self.request.hyperparameters.compute_precision]
         values = plan.latent.value_dim if plan.latent is not None else plan.head_dim
         cache = 2 * plan.layers * plan.kv_heads * (plan.head_dim + values) * size / tensor
         inner = plan.intermediate_size

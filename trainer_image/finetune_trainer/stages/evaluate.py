@@ -224,12 +224,10 @@ def batches_of(context: StageContext, work: EvaluationWorkload) -> dict[str, Ite
 
 def with_reference_logps(base: "LoadedModel", batches: Iterable[Batch]) -> list[Batch]:
     """The batches with the base model's log-probabilities."""
-    import jax
-    from flax.core.spmd import logical_axis_rules
-
+    from finetune_trainer.engine.sharding import mesh_context
     from finetune_trainer.methods.objectives import ReferenceModel
 
-    with jax.set_mesh(base.mesh), logical_axis_rules(base.config.logical_axis_rules):
+    with mesh_context(base.config, base.mesh):
         reference = ReferenceModel.itself(base.model, base.mesh)
         return [reference.of(batch) for batch in batches]
 

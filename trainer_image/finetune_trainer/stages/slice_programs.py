@@ -1,4 +1,4 @@
-"""The programs that a job runs on its slice beside the train step, derived from its rows and prompts."""
+"""The programs that a job runs on its slice, derived from its request, rows and prompts."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -28,7 +28,9 @@ def programs(
     First what training runs, then the largest, the base model's last. ``benchmarks``: those of the request, loaded.
     """
     request = context.request
-    training = [SliceProgram(kind="TrainingLoss")] if _validates(request) else []
+    training = [SliceProgram(kind="Train")]
+    if _validates(request):
+        training.append(SliceProgram(kind="TrainingLoss"))
     found = {program.to_json(): program for program in _evaluation(context, plan, benchmarks)}
     tuned = sorted(found.values(), key=_size, reverse=True)
     if request.method.lora is None:

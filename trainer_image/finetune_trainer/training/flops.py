@@ -10,7 +10,7 @@ from finetune_trainer.methods import method_of
 
 def forward_flops(plan: ModelPlan, *, rows: int, length: int) -> float:
     """Operations of one forward pass over ``rows`` of ``length`` tokens, without LoRA."""
-    return rows * (2.0 * plan.matrices * length + _attention(plan, length))
+    return rows * (2.0 * plan.matrices * length + attention_flops(plan, length))
 
 
 def step_flops(plan: ModelPlan, method: MethodSpec, *, rows: int, length: int) -> float:
@@ -21,11 +21,11 @@ def step_flops(plan: ModelPlan, method: MethodSpec, *, rows: int, length: int) -
     tokens, lora = rows * length, method.lora
     trained = lora.rank * plan.lora_width(lora) if lora is not None else plan.matrices
     frozen = plan.matrices if lora is not None else 0
-    step = tokens * (6.0 * trained + 4.0 * frozen) + 3.0 * rows * _attention(plan, length)
+    step = tokens * (6.0 * trained + 4.0 * frozen) + 3.0 * rows * attention_flops(plan, length)
     return step + (forward_flops(plan, rows=rows, length=length) if method_of(method).reference else 0.0)
 
 
-def _attention(plan: ModelPlan, length: int) -> float:
+def attention_flops(plan: ModelPlan, length: int) -> float:
     """Operations of attention for a row: queries by keys and weights by values, half of which a causal mask hides, and
     in layers with a sliding window what is outside of it."""
     outside = max(0, length - int(str(plan.overrides.get("sliding_window_size", length))))

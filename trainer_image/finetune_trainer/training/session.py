@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 import optax
 from flax import nnx
-from flax.core.spmd import logical_axis_rules
 from jax.sharding import Mesh
 from maxtext.optimizers import optimizers
 from maxtext.utils import maxtext_utils
@@ -20,7 +19,7 @@ from finetune_contract import StageRequest
 from finetune_trainer.conversion.loading import pretrained
 from finetune_trainer.data.batches import TrainBatches
 from finetune_trainer.engine.lora import with_lora
-from finetune_trainer.engine.sharding import ROW_AXES, with_canonical_sharding
+from finetune_trainer.engine.sharding import ROW_AXES, mesh_context, with_canonical_sharding
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.methods import method_of
 from finetune_trainer.methods.objectives import Objective, ReferenceModel
@@ -63,7 +62,7 @@ class Session:
         trainer = self.trainer
         trainer.with_data_hooks(StepDataHooks(batches, self.mesh, control.total_steps))
         trainer.with_training_hooks(FineTuneTrainingHooks(self.config, self.mesh, control))
-        with jax.set_mesh(self.mesh), logical_axis_rules(self.config.logical_axis_rules):
+        with mesh_context(self.config, self.mesh):
             trainer.prepare(control, self.config, self.mesh, self.reference)
             # Its truth value makes Tunix evaluate while training; the rows come from ``control``.
             wanted = bool(control.evaluate_every and control.evaluation)
@@ -106,7 +105,7 @@ def open_session(
     """
     objective = method_of(request.method).objective(config)
     model, mesh = pretrained(config)
-    with jax.set_mesh(mesh), logical_axis_rules(config.logical_axis_rules):
+    with mesh_context(config, mesh):
         parts = request.hyperparameters.gradient_accumulation_steps
         if config.lora.enable_lora:
             model = with_lora(model, mesh, config)
@@ -145,7 +144,7 @@ def build_trainer(
 ) -> tuple[FineTuneTrainer, optax.Schedule]:
     """The trainer of a loaded model with its adapters, and the learning rate by step.
 
-    Call inside ``jax.set_mesh`` and MaxText's logical axis rules. It is also traced without any weights, where the step
+    Call inside ``mesh_context``. It is also traced without any weights, where the step
     is only compiled.
     """
     optimizer, schedule = optimizer_of(config, model)

@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from flax.core.spmd import logical_axis_rules
 from maxtext.checkpoint_conversion.utils.utils import param_key_parts_from_path
 from maxtext.common.common_types import MODEL_MODE_TRAIN
 from maxtext.layers.moe import RoutedMoE
@@ -27,6 +26,7 @@ from finetune_trainer.checkpoints.memmap import memmap_array
 from finetune_trainer.checkpoints.reading import CheckpointReader
 from finetune_trainer.checkpoints.writing import Index
 from finetune_trainer.engine import maxtext
+from finetune_trainer.engine.sharding import mesh_context
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.families.plan import Family
 
@@ -212,7 +212,7 @@ class _Program:
         self._run = run
 
     def run(self, weights: Mapping[str, Any], arguments: tuple[Any, ...]) -> jax.Array:
-        with jax.set_mesh(self._mesh), logical_axis_rules(self.config.logical_axis_rules):
+        with mesh_context(self.config, self._mesh):
             found: jax.Array = self._run(dict(weights), arguments)
         return found
 

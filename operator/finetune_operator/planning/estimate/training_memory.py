@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from finetune_contract import MeshSpec, PreferenceMethod, SliceShape
+from finetune_contract.text_model import VALUE_BYTES
 from finetune_contract.tpu import families
 from finetune_operator.planning.estimate.activations import POLICIES
 from finetune_operator.planning.estimate.model_shape import ModelShape
@@ -17,7 +18,6 @@ from finetune_operator.planning.plan import Plan
 #: and the highest. docs/benchmarks.md lists them.
 MEDIAN_ERROR, LOWEST_ERROR, HIGHEST_ERROR = 10, -5, 50
 
-_BYTES = {"BF16": 2, "FP32": 4}
 #: MaxText's own setting, which training has if preflight does not compile.
 _DEFAULT_POLICY = "full"
 #: Preflight's: number of pieces in which logits are computed, and the size from which they are.
@@ -103,8 +103,8 @@ def _train_step(plan: Plan, model: ModelShape, mesh: MeshSpec) -> TrainStep:
         reference=method.lora is None and method.type == "DPO",
         moments=2 if numbers.optimizer == "AdamW" else 0,
         accumulated=numbers.gradient_accumulation_steps > 1,
-        weight_bytes=_BYTES[numbers.weight_precision],
-        value_bytes=_BYTES[numbers.compute_precision],
+        weight_bytes=VALUE_BYTES[numbers.weight_precision],
+        value_bytes=VALUE_BYTES[numbers.compute_precision],
     )
 
 
