@@ -1,5 +1,7 @@
 import asyncio
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -40,6 +42,22 @@ async def test_what_was_written_is_read_and_listed(root: Path) -> None:
     assert await store.list(f"file://{root}/attempts") == ["train-1/failure.json", "train-1/result.json"]
 
 
+ALONE = """
+import asyncio, sys
+sys.modules.update(dict.fromkeys(["google.cloud", "google.auth", "google.api_core", "requests"]))
+import finetune_operator.cli.main
+from finetune_operator.artifacts.shared_store import SharedStore
+asyncio.run(SharedStore().write(sys.argv[1], b"{}"))
+print(asyncio.run(SharedStore().read(sys.argv[1])))
+"""
+
+
+def test_without_a_bucket_no_library_of_google_is_needed(root: Path) -> None:
+    command = [sys.executable, "-c", ALONE, f"file://{root}/x"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout == "b'{}'\n", done.stderr
+
+
 async def test_what_is_not_there_is_none_and_empty(root: Path) -> None:
     store = SharedStore()
     (root / "a-file").write_text("x")
@@ -50,7 +68,7 @@ async def test_what_is_not_there_is_none_and_empty(root: Path) -> None:
 
 
 async def test_a_file_that_is_being_written_is_not_listed(root: Path) -> None:
-    (root / ".writing-abc").write_text("half")
+    (root / ".partial-abc").write_text("half")
     assert await SharedStore().list(f"file://{root}") == []
 
 
@@ -98,9 +116,10 @@ async def test_a_part_begins_at_its_offset_and_ends_with_the_file(root: Path) ->
     assert await store.read_part(f"file://{root}/nothing", start=0, size=4) is None
 
 
-async def test_names_with_blanks_are_unquoted(root: Path) -> None:
-    (root / "a b").write_text("x")
-    assert await SharedStore().read(f"file://{root}/a%20b") == b"x"
+async def test_names_stand_for_themselves_as_for_the_trainer(root: Path) -> None:
+    for name in ("a b", "a%20b", "a#b?c"):
+        (root / name).write_text(name)
+        assert await SharedStore().read(f"file://{root}/{name}") == name.encode()
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may read everything")
