@@ -223,10 +223,10 @@ def _failures(uri: str) -> Iterator[None]:
     """Raises errors of the system as a StorageError."""
     try:
         yield
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-        raise ObjectMissing(uri, error.strerror) from error
     except OSError as error:
         text, detail = error.strerror or str(error), str(error)
+        if isinstance(error, (FileNotFoundError, NotADirectoryError, IsADirectoryError)):
+            raise ObjectMissing(uri, text) from error
         if isinstance(error, PermissionError) or error.errno == errno.EROFS:
             raise StorageDenied(uri, f"{text} (as user id {os.getuid()})", detail) from error
         raise StorageUnavailable(uri, text, detail) from error

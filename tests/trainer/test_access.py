@@ -16,6 +16,7 @@ class Denying(FileStore):
     """Local files; calls of the given methods are denied, or their folder does not exist."""
 
     def __init__(self, *denied: str, missing: bool = False) -> None:
+        super().__init__()
         self._denied = denied
         self._missing = missing
 

@@ -133,7 +133,7 @@ REQUESTS: dict[str, Callable[[StorageClient, Path], object]] = {
     "read": lambda store, _: store.read("gs://b/k"),
     "write": lambda store, _: store.write("gs://b/k", b"{}"),
     "create": lambda store, _: store.create("gs://b/k", b"{}"),
-    "read_range": lambda store, _: store.read_range("gs://b/k", 0, 1),
+    "read_range": lambda store, _: store.read_range("gs://b/k", 0, 2),
     "list": lambda store, _: list(store.entries("gs://b/k")),
     "upload": lambda store, folder: store.upload_file(folder / "file", "gs://b/k"),
     "download": lambda store, folder: store.fetch_file("gs://b/k", folder / "copy"),

@@ -178,6 +178,7 @@ class Denying(FileStore):
     """An account that lacks one permission."""
 
     def __init__(self, right: str) -> None:
+        super().__init__()
         self._right = right
 
     def _need(self, right: str, uri: str) -> None:

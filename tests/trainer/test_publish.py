@@ -27,6 +27,7 @@ class Recording(FileStore):
     """Records every change to storage, and can raise CutOffError before one of them."""
 
     def __init__(self, die_before: int | None = None) -> None:
+        super().__init__()
         self.changes: list[str] = []
         self._die_before = die_before
 
