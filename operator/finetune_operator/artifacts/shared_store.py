@@ -200,7 +200,7 @@ class SharedStore:
                 with served(call):
                     result.set_result(work(store))
             except CallEndedError:
-                result.set_exception(StorageUnavailable(uri, "the call was ended"))
+                result.set_exception(TimeoutError())
             except BaseException as error:  # noqa: BLE001  passed to the caller
                 result.set_exception(error)
 
