@@ -224,6 +224,8 @@ def _failures(uri: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        # Relative to a descriptor's folder, or of a write, which names no file.
+        error.filename = str(file_path(uri))
         text, detail = error.strerror or str(error), str(error)
         if isinstance(error, (FileNotFoundError, NotADirectoryError, IsADirectoryError)):
             raise ObjectMissing(uri, text) from error

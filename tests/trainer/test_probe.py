@@ -207,13 +207,13 @@ def test_a_right_that_is_missing_is_named_and_nothing_is_left(right: str, tmp_pa
     assert tree(tmp_path) == []
 
 
-class DeniedBucket(FileStore):
+class DeniedBucket(GoogleStore):
     def entries(self, uri: str) -> Iterator[Entry]:
         raise StorageDenied(uri, "403")
 
 
 def test_for_a_bucket_the_fix_names_role_account_and_place() -> None:
-    store = StorageClient(local=FileStore(), gcs=DeniedBucket())
+    store = StorageClient(local=FileStore(), gcs=DeniedBucket(RETRIES))
     fix = refusal(to("gs://models/team-a/bot"), store).fix
     for word in ("serviceAccounts.cpu", "roles/storage.objectUser", "gs://models/team-a/bot"):
         assert word in fix
