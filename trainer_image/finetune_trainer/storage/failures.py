@@ -68,6 +68,6 @@ def stage_error(error: StorageError) -> StageError:
             ExitCode.BAD_REQUEST, "InvalidUri", "the trainer cannot read this URI", actual=repr(error.uri),
             expected=error.EXPECTED, fix="Correct the URI.",
         )  # fmt: skip
-    code, reason, what, fix = next(rest for kind, *rest in _FAILURES if isinstance(error, kind))
+    _, code, reason, what, fix = next(row for row in _FAILURES if isinstance(error, row[0]))
     actual = "" if code is ExitCode.INPUT_MISSING else error.detail[:_DETAIL]
     return StageError(code, reason, what, where=error.uri, actual=actual, fix=fix)
