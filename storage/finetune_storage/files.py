@@ -51,7 +51,7 @@ class FileStore:
     # --- contents -------------------------------------------------------------------------------------------------
 
     def read(self, uri: str, limit: int | None = None) -> StoredBytes | None:
-        content = self.read_part(uri, 0, sys.maxsize if limit is None else limit + 1)
+        content = self._part(uri, 0, sys.maxsize if limit is None else limit + 1)
         if content is not None and limit is not None and len(content) > limit:
             raise ObjectTooLarge(uri, limit, content.version)
         return content
@@ -59,6 +59,9 @@ class FileStore:
     def read_part(
         self, uri: str, start: int, size: int, _generation: str | None = None
     ) -> StoredBytes | None:
+        return self._part(uri, start, size)
+
+    def _part(self, uri: str, start: int, size: int) -> StoredBytes | None:
         with _failures(uri), _absence_passes(), self._parent(uri) as (folder, name):
             return self._read(folder, name, start, size)
         return None
