@@ -18,7 +18,7 @@ class StorageError(Exception):
 
 
 class StorageUnavailable(StorageError):
-    """Timeouts, 429, 5xx, connection errors: the state is unknown; try again later."""
+    """Timeouts, 408, 429, 500, 502 to 504, connection errors: the state is unknown; try again later."""
 
 
 class TokenUnavailable(StorageUnavailable):

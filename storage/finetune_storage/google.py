@@ -3,10 +3,11 @@
 Credentials come from the environment (Workload Identity); with ``STORAGE_EMULATOR_HOST`` none are used.
 """
 
+import base64
 import io
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -15,10 +16,12 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+import google_crc32c
 import requests
 import urllib3
 from google.api_core import exceptions
 from google.api_core.retry import Retry
+from google.auth.exceptions import GoogleAuthError
 from google.cloud import storage
 from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
 from requests.adapters import HTTPAdapter
@@ -116,7 +119,8 @@ class GoogleStore:
     ) -> StoredBytes | None:
         call = calls.current()
         with calls.served(call), self._requests(uri) as options:
-            blob, buffer = self._blob(uri, generation), _Bounded(uri, limit, call)
+            blob = self._blob(uri, generation)
+            buffer = _Bounded(uri, limit, call, whole="start" not in part)
             try:
                 # Raw: a small object that is stored compressed could decompress into a large one.
                 blob.download_to_file(buffer, raw_download=True, **part, **options)
@@ -127,8 +131,12 @@ class GoogleStore:
             except exceptions.RequestRangeNotSatisfiable:
                 # The range begins at the end of the object or beyond.
                 return StoredBytes()
+            content = buffer.getvalue()
+            if len(content) == _total(call.headers):
+                # The library compares the checksum of a whole object only where it has not asked for a range.
+                _compare_checksum(content, call.headers)
         return StoredBytes.of(
-            buffer.getvalue(),
+            content,
             _time(call.headers.get("Last-Modified")),
             version=str(blob.generation or ""),
             encoding=blob.content_encoding,
@@ -150,7 +158,7 @@ class GoogleStore:
                 self._blob(uri).upload_from_string(content, content_type, **condition, **options)
             except exceptions.PreconditionFailed:
                 # Also raised if an earlier attempt of this writer succeeded, but its response was lost.
-                with suppress(ObjectTooLarge):
+                with suppress(ObjectTooLarge, StorageDenied):
                     return self.read(uri, len(content)) == content
                 return False
         return True
@@ -201,7 +209,7 @@ class GoogleStore:
         from google.cloud.storage import transfer_manager
 
         target.parent.mkdir(parents=True, exist_ok=True)
-        with self._requests(uri) as options:
+        with self._requests(uri, target) as options:
             blob = self._blob(uri, generation)
             blob.reload(**options)  # fetches size, generation and checksum
             transfer_manager.download_chunks_concurrently(
@@ -216,7 +224,7 @@ class GoogleStore:
         return encoding
 
     def upload(self, source: Path, uri: str) -> None:
-        with self._requests(uri) as options:
+        with self._requests(uri, source) as options:
             blob = self._blob(uri)
             blob.chunk_size = _UPLOAD_PIECE
             blob.upload_from_filename(str(source), checksum="crc32c", **options)
@@ -224,11 +232,16 @@ class GoogleStore:
     # --- requests -------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _requests(self, uri: str) -> Iterator[dict[str, Any]]:
-        """Yields the settings of each request of one call. Raises what the requests raise as a StorageError."""
+    def _requests(self, uri: str, file: Path | None = None) -> Iterator[dict[str, Any]]:
+        """Yields the settings of each request of one call. Raises what the requests raise as a StorageError.
+
+        ``file``: the local file that is read or written, whose own errors are raised as they are.
+        """
         try:
             yield {"retry": _retry(self.retries)}
         except Exception as error:
+            if isinstance(error, OSError) and file is not None and error.filename == str(file):
+                raise
             if (failure := self._failure(uri, error)) is None:
                 raise
             raise failure from error
@@ -247,12 +260,10 @@ class GoogleStore:
                 return StorageDenied(uri, f"{error.message} {self._advice}".rstrip(), detail)
             case _ if token and (token is not error or access_tokens.may_come(token)):
                 return TokenUnavailable(uri, f"credentials are not available now: {token}", detail)
-            case _ if token:
-                return StorageUnauthenticated(uri, f"no usable Google credentials: {token}", detail)
+            case _ if token or isinstance(error, GoogleAuthError):
+                return StorageUnauthenticated(uri, f"no usable Google credentials: {token or error}", detail)
             case exceptions.GoogleAPICallError() if not passes(error):
                 return StorageError(uri, error.message, detail)
-            case OSError() if error.filename is not None:
-                return None  # of a local file
             case (
                 exceptions.GoogleAPIError()
                 | InvalidResponse()
@@ -280,6 +291,8 @@ class GoogleStore:
         with self._making:
             if self._client is not None:
                 return
+            # Others may have waited for the metadata server in the meantime.
+            calls.current().left()
             # Otherwise the library requests each bucket's metadata, in threads that never end and with a permission
             # that the operator does not need, for traces that are not recorded.
             os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
@@ -293,15 +306,19 @@ class GoogleStore:
 
 
 class _Bounded(io.BytesIO):
-    """Buffer that accepts no more than ``limit`` bytes, whatever the server sends. Raises ObjectTooLarge beyond it."""
+    """Buffer that accepts no more than ``limit`` bytes, whatever the server sends. Raises ObjectTooLarge beyond it.
 
-    def __init__(self, uri: str, limit: float, call: StoreCall) -> None:
+    ``whole``: the limit is that of the object, of which nothing is kept if the server says that it has more.
+    """
+
+    def __init__(self, uri: str, limit: float, call: StoreCall, *, whole: bool) -> None:
         super().__init__()
-        self._uri, self._limit, self._call = uri, limit, call
+        self._uri, self._limit, self._call, self._whole = uri, limit, call, whole
 
     def write(self, chunk: "bytes | bytearray | memoryview", /) -> int:  # type: ignore[override]  # bytes suffice
         self._call.left()
-        if self.tell() + len(chunk) > self._limit:
+        total = (_total(self._call.headers) or 0) if self._whole else 0
+        if max(total, self.tell() + len(chunk)) > self._limit:
             version = self._call.headers.get("X-Goog-Generation", "")
             raise ObjectTooLarge(self._uri, int(self._limit), version)
         return super().write(chunk)
@@ -341,6 +358,23 @@ def _entry(blob: storage.Blob) -> Entry:
         encoding=blob.content_encoding,
         generation=None if blob.generation is None else str(blob.generation),
     )
+
+
+def _total(headers: Mapping[str, str]) -> int | None:
+    """Returns the size of the object of which a response has a part; None if the response does not say it."""
+    total = headers.get("Content-Range", "").rpartition("/")[2]
+    return int(total) if total.isdecimal() else None
+
+
+def _compare_checksum(content: bytes, headers: Mapping[str, str]) -> None:
+    """Raises DataCorruption if the content is not what the response says that the object contains."""
+    checksums = dict(part.strip().partition("=")[::2] for part in headers.get("X-Goog-Hash", "").split(","))
+    expected = checksums.get("crc32c")
+    computed = base64.b64encode(google_crc32c.Checksum(content).digest()).decode()
+    if expected is not None and computed != expected:
+        raise DataCorruption(
+            None, f"Checksum mismatch: the response has crc32c {computed}, the object {expected}"
+        )
 
 
 def _time(last_modified: str | None) -> datetime | None:

@@ -82,5 +82,8 @@ class RecordStore(ReadableStore, Protocol):
     """Object storage for records that are never changed."""
 
     async def create(self, uri: str, content: bytes) -> bool:
-        """Creates one small object; returns False, and changes nothing, if one exists. Raises StorageError."""
+        """Creates one small object; returns False, and changes nothing, if another one exists. Raises StorageError.
+
+        In a bucket, an object with the same content counts as created: the response to a first request may be lost.
+        """
         ...

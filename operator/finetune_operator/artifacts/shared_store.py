@@ -28,12 +28,19 @@ _FAILURES = 3
 _MOST_SHARES = 4096
 #: Seconds that a circuit stays open: the first pause, doubled with each further failure up to the longest.
 _FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 30.0
+#: Seconds of one call to a mounted folder: its disk responds at once or not at all.
+_FILE_SECONDS = 10.0
 #: Of the requests of one call. After that, the work queue waits, and the status reports it.
 RETRIES = RetryRule(connect=5, read=10, first=0.2, longest=2, total=10)
 
 
 def _always() -> bool:
     return True
+
+
+def _is_file(uri: str) -> bool:
+    """Whether the URI is of a mounted folder. Raises InvalidUri."""
+    return isinstance(parse(uri), Path)
 
 
 def _made(scheme: str, advice: str) -> BlockingStore:
@@ -79,7 +86,7 @@ class SharedStore:
     Args:
         stores: those of schemes; others are made on first use.
         advice: what to do if a role is missing, as a sentence.
-        seconds: time limit of one call, from its start.
+        seconds: time limit of one call, from its start; for a mounted folder at most 10.
         may_write: asked before each step of a write; if it is not allowed, the write raises StorageUnavailable.
         threads: concurrent calls of all tenants. One tenant may use an eighth of them, regardless of the number of
             buckets that it names; half of them may call one bucket, regardless of the number of its tenants.
@@ -176,7 +183,7 @@ class SharedStore:
         return answer
 
     def _store(self, uri: str) -> BlockingStore:
-        scheme = "file" if isinstance(parse(uri), Path) else "gs"
+        scheme = "file" if _is_file(uri) else "gs"
         if scheme not in self._stores:
             self._stores[scheme] = _made(scheme, self._advice)
         return self._stores[scheme]
@@ -192,7 +199,8 @@ class SharedStore:
         self._requested(operation)
         share = share_of(uri)
         give_back = await self._slots.take(share.tenant, share.bucket)
-        call = StoreCall(self._seconds, self._may_write if operation in ("write", "create") else _always)
+        seconds = min(self._seconds, _FILE_SECONDS) if _is_file(uri) else self._seconds
+        call = StoreCall(seconds, self._may_write if operation in ("write", "create") else _always)
         result = Future[T]()
 
         def in_thread() -> None:
@@ -220,10 +228,10 @@ class SharedStore:
         except RuntimeError as error:
             result.set_exception(StorageUnavailable(uri, f"no thread for the call: {error}"))
         try:
-            async with asyncio.timeout(self._seconds):
+            async with asyncio.timeout(seconds):
                 return await asyncio.shield(answer)
         except TimeoutError as error:
-            raise StorageUnavailable(uri, f"no response within {self._seconds:.0f} s") from error
+            raise StorageUnavailable(uri, f"no response within {seconds:.0f} s") from error
         finally:
             if not answer.done():
                 call.abort()

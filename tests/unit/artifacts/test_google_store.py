@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 
 import pytest
 from aiohttp import web
+from google.auth.exceptions import GoogleAuthError, MutualTLSChannelError
 
 from finetune_operator.artifacts import shared_store
 from finetune_operator.artifacts.port import (
@@ -229,6 +230,55 @@ async def test_a_small_object_does_not_unpack_into_a_large_one(bucket: Bucket, s
 async def test_an_empty_object_is_no_absence(bucket: Bucket, store: SharedStore) -> None:
     bucket.answer = error(416, "Request range not satisfiable")
     assert await store.read("gs://team/x") == b""
+
+
+@pytest.mark.parametrize(
+    ("checksum", "intact"), [("2Kkj/Q==", False), ("Rb3gRQ==", True), ("Rb3gRQ==,md5=AAAA", True)]
+)
+async def test_a_record_that_is_damaged_on_its_way_is_unavailable(
+    bucket: Bucket, store: SharedStore, checksum: str, intact: bool
+) -> None:
+    """The library compares no checksum of an answer to a range, such as that of a read with a limit."""
+    content = b'{"manifest": 9}'
+    headers = {"Content-Range": f"bytes 0-14/{len(content)}", "X-Goog-Hash": f"crc32c={checksum}"}
+    bucket.answer = lambda: web.Response(status=206, body=content, headers=headers)
+    if intact:
+        assert await store.read("gs://team/run/status.json") == content
+        return
+    with pytest.raises(StorageUnavailable, match="Checksum mismatch"):
+        await store.read("gs://team/run/status.json")
+
+
+async def test_the_body_of_an_object_that_is_too_large_is_not_waited_for(
+    bucket: Bucket, store: SharedStore
+) -> None:
+    """The first bytes of the answer come with the size of the object."""
+
+    async def serve(request: web.Request) -> web.StreamResponse:
+        headers = {"Content-Range": f"bytes 0-{RECORD_LIMIT}/{2**30}", "X-Goog-Generation": "7"}
+        response = web.StreamResponse(status=206, headers=headers)
+        response.content_length = RECORD_LIMIT + 1
+        await response.prepare(request)
+        await response.write(b"x")
+        await asyncio.sleep(3600)
+        return response
+
+    bucket.serve = serve
+    with pytest.raises(ObjectTooLarge):
+        await store.read("gs://team/run/status.json")
+
+
+@pytest.mark.parametrize("kind", [GoogleAuthError, MutualTLSChannelError])
+async def test_any_failure_of_the_credentials_is_said_as_such(
+    bucket: Bucket, store: SharedStore, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
+    def failing(**_: object) -> None:
+        raise kind("no client certificate")
+
+    monkeypatch.setattr("finetune_storage.google.storage.Client", failing)
+    with pytest.raises(StorageUnauthenticated, match="no usable Google credentials: no client certificate"):
+        await store.read("gs://team/run/status.json")
+    assert bucket.paths == []
 
 
 async def test_a_part_is_one_range_and_fewer_bytes_mean_the_end(bucket: Bucket, store: SharedStore) -> None:
