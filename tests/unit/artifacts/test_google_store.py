@@ -252,14 +252,14 @@ async def test_a_record_that_is_damaged_on_its_way_is_unavailable(
 async def test_the_body_of_an_object_that_is_too_large_is_not_waited_for(
     bucket: Bucket, store: SharedStore
 ) -> None:
-    """The first bytes of the answer come with the size of the object."""
+    """The answer begins with the size of the object."""
 
     async def serve(request: web.Request) -> web.StreamResponse:
         headers = {"Content-Range": f"bytes 0-{RECORD_LIMIT}/{2**30}", "X-Goog-Generation": "7"}
         response = web.StreamResponse(status=206, headers=headers)
         response.content_length = RECORD_LIMIT + 1
         await response.prepare(request)
-        await response.write(b"x")
+        await response.write(b"x" * 2**19)
         await asyncio.sleep(3600)
         return response
 
