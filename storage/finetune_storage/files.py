@@ -9,7 +9,7 @@ import os
 import shutil
 import stat
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
@@ -22,11 +22,15 @@ from finetune_storage.store import JSON, Entry, StoredBytes, bounded
 from finetune_storage.uris import file_path
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+#: A folder in which names are looked up: on Linux without the right to list it.
+_PARENT = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 #: O_NONBLOCK: opening a pipe without a writer would block. O_NOCTTY: a terminal must not become the controlling one.
 _FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-#: Name prefix of unfinished writes, which are never listed.
+#: Name prefix of unfinished writes.
 _UNFINISHED = ".partial-"
+#: Files that are never listed. Earlier releases wrote the second kind.
+_UNLISTED = (_UNFINISHED, ".writing-")
 _READABLE = 0o644
 _PIECE = 2**20
 #: Levels of untrusted folders below the listed one; the contract has one. Each holds a descriptor during the walk.
@@ -51,38 +55,35 @@ class FileStore:
     # --- contents -------------------------------------------------------------------------------------------------
 
     def read(self, uri: str, limit: int | None = None) -> StoredBytes | None:
-        content = self._part(uri, 0, sys.maxsize if limit is None else limit + 1)
-        if content is not None and limit is not None and len(content) > limit:
-            raise ObjectTooLarge(uri, limit, content.version)
-        return content
+        return self._part(uri, 0, sys.maxsize, limit)
 
     def read_part(
         self, uri: str, start: int, size: int, _generation: str | None = None
     ) -> StoredBytes | None:
         return self._part(uri, start, size)
 
-    def _part(self, uri: str, start: int, size: int) -> StoredBytes | None:
-        with _failures(uri), _absence_passes(), self._parent(uri) as (folder, name):
-            return self._read(folder, name, start, size)
-        return None
-
-    def _read(self, folder: int, name: str, start: int, size: int) -> StoredBytes | None:
-        with _opened(folder, name, _FILE | self._links) as descriptor:
+    def _part(self, uri: str, start: int, size: int, limit: int | None = None) -> StoredBytes | None:
+        """Raises ObjectTooLarge, and reads nothing, if the whole file has more than ``limit`` bytes."""
+        with (
+            _failures(uri),
+            _absence_passes(),
+            self._parent(uri) as (folder, name),
+            _opened(folder, name, _FILE | self._links) as descriptor,
+        ):
             facts = os.fstat(descriptor)
             if not stat.S_ISREG(facts.st_mode):
                 return None
-            os.lseek(descriptor, start, os.SEEK_SET)
-            content, call = bytearray(), calls.current()
-            while len(content) < size and (chunk := os.read(descriptor, min(size - len(content), 2**16))):
-                content += chunk
-                call.left()
-        return StoredBytes.of(bytes(content), _modified(facts), version=_version(facts))
+            if limit is not None and facts.st_size > limit:
+                raise ObjectTooLarge(uri, limit, _version(facts))
+            content = _content(descriptor, start, max(0, min(size, facts.st_size - start)))
+            return StoredBytes.of(content, _modified(facts), version=_version(facts))
+        return None
 
     def write(self, uri: str, content: bytes, content_type: str = JSON) -> None:  # noqa: ARG002  files have none
         self._overwrite(uri, io.BytesIO(content))
 
     def upload(self, source: Path, uri: str) -> None:
-        with source.open("rb") as content:
+        with _failures(uri), source.open("rb") as content:
             self._overwrite(uri, content)
 
     def _overwrite(self, uri: str, content: IO[bytes]) -> None:
@@ -100,9 +101,12 @@ class FileStore:
 
     def replace(self, uri: str, content: bytes, content_type: str, version: str) -> bool:  # noqa: ARG002  as above
         """Writes the file if it still has that version. Returns False if it has been replaced or deleted since."""
-        with self._written(uri, io.BytesIO(content)) as (folder, unfinished, name):
+        with (
+            self._written(uri, io.BytesIO(content)) as (folder, unfinished, name),
+            _opened(folder, ".", _FOLDER) as locked,
+        ):
             # Until the descriptor is closed no other process compares and replaces a file of this folder.
-            fcntl.flock(folder, fcntl.LOCK_EX)
+            fcntl.flock(locked, fcntl.LOCK_EX)
             try:
                 if _version(os.stat(name, dir_fd=folder)) != version:
                     return False
@@ -123,8 +127,9 @@ class FileStore:
     # --- folders --------------------------------------------------------------------------------------------------
 
     def names(self, uri: str, *, limit: int, longest: int) -> Sequence[str]:
-        with _failures(uri):
-            return bounded(uri, self._below(uri), limit=limit, longest=longest)
+        # Closed here: a listing above the limit would keep its folders open until the garbage collection.
+        with _failures(uri), contextlib.closing(self._below(uri)) as names:
+            return bounded(uri, names, limit=limit, longest=longest)
 
     def entries(self, uri: str) -> Iterator[Entry]:
         """Yields every file below the folder, ordered by name; nothing if the folder does not exist."""
@@ -146,7 +151,7 @@ class FileStore:
     def require_bucket(self, uri: str) -> None:
         pass
 
-    def _below(self, uri: str) -> Iterator[str]:
+    def _below(self, uri: str) -> Generator[str]:
         """Yields the path of every regular file below the folder, unsorted, and an empty one for anything else: a
         million empty folders take as long to list."""
         with (
@@ -156,16 +161,36 @@ class FileStore:
         ):
             yield from self._walk(folder, "", 0)
 
-    def _walk(self, folder: int, prefix: str, depth: int) -> Iterator[str]:
+    def _walk(self, folder: int, prefix: str, depth: int) -> Generator[str]:
         with os.scandir(folder) as entries:
             for entry in entries:
                 calls.current().left()
-                regular = entry.is_file(follow_symlinks=not self._links)
-                yield f"{prefix}{entry.name}" if regular and not entry.name.startswith(_UNFINISHED) else ""
+                listed = not entry.name.startswith(_UNLISTED) and self._is_file(entry)
+                yield f"{prefix}{entry.name}" if listed else ""
                 if (depth < _DEEPEST or not self._links) and entry.is_dir(follow_symlinks=False):
-                    # The folder may have been deleted since it was listed.
-                    with _absence_passes(), _opened(folder, entry.name, _FOLDER | os.O_NOFOLLOW) as below:
+                    below = self._subfolder(folder, entry.name)
+                    if below is None:
+                        continue
+                    try:
                         yield from self._walk(below, f"{prefix}{entry.name}/", depth + 1)
+                    finally:
+                        os.close(below)
+
+    def _is_file(self, entry: os.DirEntry[str]) -> bool:
+        """Whether it is a regular file. A link in a loop, or to a name below a file, leads to none."""
+        with _absence_passes():
+            return entry.is_file(follow_symlinks=not self._links)
+        return False
+
+    def _subfolder(self, folder: int, name: str) -> int | None:
+        """Returns a descriptor; None if the folder has been deleted since it was listed.
+
+        Also None for a folder on a trusted path that may not be read, such as ``lost+found`` at the top of a disk.
+        """
+        passed = () if self._links else (PermissionError,)
+        with _absence_passes(), contextlib.suppress(*passed):
+            return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
+        return None
 
     # --- paths ----------------------------------------------------------------------------------------------------
 
@@ -183,13 +208,13 @@ class FileStore:
         if make:
             base.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as stack:
-            descriptor = os.open(base, _FOLDER)
+            descriptor = os.open(base, _PARENT)
             stack.callback(os.close, descriptor)
             for folder in folders:
                 if make:
                     with contextlib.suppress(FileExistsError):
                         os.mkdir(folder, dir_fd=descriptor)
-                descriptor = stack.enter_context(_opened(descriptor, folder, _FOLDER | os.O_NOFOLLOW))
+                descriptor = stack.enter_context(_opened(descriptor, folder, _PARENT | os.O_NOFOLLOW))
             yield descriptor, name
 
     @contextmanager
@@ -199,7 +224,7 @@ class FileStore:
         The new file is deleted at the end unless it was renamed.
         """
         unfinished = f"{_UNFINISHED}{token_hex(8)}"
-        with _failures(uri), self._parent(uri, make=True) as (folder, name):
+        with _failures(uri, writing=True), self._parent(uri, make=True) as (folder, name):
             try:
                 with os.fdopen(os.open(unfinished, _NEW, _READABLE, dir_fd=folder), "wb") as new:
                     # Readable for pods that run as another user, whatever the umask is.
@@ -222,15 +247,19 @@ def size_and_time(path: Path) -> tuple[int, datetime] | None:
 
 
 @contextmanager
-def _failures(uri: str) -> Iterator[None]:
-    """Raises errors of the system as a StorageError."""
+def _failures(uri: str, *, writing: bool = False) -> Iterator[None]:
+    """Raises errors of the system as a StorageError.
+
+    Args:
+        writing: the file need not exist, so ObjectMissing is not raised. Another file or a link may be in its way.
+    """
     try:
         yield
     except OSError as error:
         # Relative to a descriptor's folder, or of a write, which names no file.
         error.filename = str(file_path(uri))
         text, detail = error.strerror or str(error), str(error)
-        if isinstance(error, (FileNotFoundError, NotADirectoryError, IsADirectoryError)):
+        if not writing and isinstance(error, (FileNotFoundError, NotADirectoryError, IsADirectoryError)):
             raise ObjectMissing(uri, text) from error
         if isinstance(error, PermissionError) or error.errno == errno.EROFS:
             raise StorageDenied(uri, f"{text} (as user id {os.getuid()})", detail) from error
@@ -256,6 +285,17 @@ def _opened(folder: int, name: str, flags: int) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _content(descriptor: int, start: int, size: int) -> bytes:
+    """Returns ``size`` bytes from offset ``start``, fewer only where the file ends."""
+    # Joined once: StoredBytes copies exact bytes once, but a bytearray twice.
+    pieces, end, call = list[bytes](), start + size, calls.current()
+    while start < end and (piece := os.pread(descriptor, min(end - start, _PIECE), start)):
+        pieces.append(piece)
+        start += len(piece)
+        call.left()
+    return b"".join(pieces)
 
 
 def _modified(facts: os.stat_result) -> datetime:
