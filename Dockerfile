@@ -22,6 +22,7 @@ RUN /tools/bin/uv venv --quiet --python python3 /opt/finetune \
 FROM dependencies AS code
 COPY requirements/build.txt requirements/
 COPY contract contract
+COPY storage storage
 COPY operator operator
 COPY pyproject.toml README.md LICENSE ./
 RUN /tools/bin/uv build --quiet --no-cache --wheel --python python3 --require-hashes \

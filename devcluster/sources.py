@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 from devcluster.layout import ROOT
 
-OPERATOR = ("operator", "contract")
+OPERATOR = ("operator", "contract", "storage")
 CLUSTER = ("devcluster",)
-STAGES = ("trainer_image", "contract", "devcluster/agent")
+STAGES = ("trainer_image", "contract", "storage", "devcluster/agent")
 
 
 def digest(folders: Sequence[str]) -> str:

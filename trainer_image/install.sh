@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # Creates one of the project's hashed environments in the cache and prints its path, alone, on standard output.
 #
-#   trainer_image/install.sh            the trainer: its locks, then the contract and the trainer itself, editable
+#   trainer_image/install.sh            the trainer: its locks, then contract, storage and the trainer itself, editable
 #   trainer_image/install.sh reference  transformers on torch, the tests' independent judge
 #   trainer_image/install.sh serving    vLLM on CPU, which serves what we export
 #   trainer_image/install.sh templates  published chat templates, which the tests render
 #   trainer_image/install.sh tpu        libtpu alone, the TPU compiler: TPU_LIBRARY_PATH names its library
 #   trainer_image/install.sh --path [NAME]  only says where that environment lies or would lie
 #
-# The folder's name holds a hash of the locks (and, for the trainer, of this checkout's path, which the editable
-# installs point at), so a changed lock makes a new environment and a finished one is never touched again.
+# The folder's name holds a hash of the locks (and, for the trainer, of this checkout's path and of the folders that the
+# editable installs point at), so a changed lock makes a new environment and a finished one is never touched again.
 # Safe to run several times at once; an interrupted installation is begun anew.
 set -euo pipefail
 
@@ -25,7 +25,7 @@ python="${FINETUNE_PYTHON:-3.12}"
 export UV_PYTHON_INSTALL_DIR="${UV_PYTHON_INSTALL_DIR:-$cache/python}"
 
 case "$name" in
-  trainer) locks=("$here/requirements.txt" "$here/requirements-nodeps.txt" "$here/requirements-test.txt"); salt="$root" ;;
+  trainer) locks=("$here/requirements.txt" "$here/requirements-nodeps.txt" "$here/requirements-test.txt"); salt="$root contract storage" ;;
   reference) locks=("$here/reference/requirements.txt"); salt="" ;;
   serving) locks=("$here/serving/requirements.txt"); salt="" ;;
   templates) locks=("$here/templates/requirements.txt"); salt="" ;;
@@ -55,7 +55,7 @@ if [[ ! -e "$complete" ]]; then
       "$uv" pip install -q --require-hashes -r "$here/requirements.txt" -r "$here/requirements-test.txt"
       "$uv" pip install -q --require-hashes --no-deps --build-constraints "$root/requirements/build.txt" \
         -r "$here/requirements-nodeps.txt"
-      "$uv" pip install -q --no-deps -e "$root/contract" -e "$here"
+      "$uv" pip install -q --no-deps -e "$root/contract" -e "$root/storage" -e "$here"
     else
       "$uv" pip install -q --require-hashes --no-deps -r "${locks[0]}"
     fi

@@ -15,8 +15,8 @@ import grimp
 from devcluster.layout import ROOT
 
 _ROOTS = {
-    "finetune_operator": "operator", "finetune_contract": "contract", "finetune_trainer": "trainer_image",
-    "devcluster": ".",
+    "finetune_operator": "operator", "finetune_contract": "contract", "finetune_storage": "storage",
+    "finetune_trainer": "trainer_image", "devcluster": ".",
 }  # fmt: skip
 
 type Edges = Mapping[str, frozenset[str]]

@@ -6,15 +6,17 @@ from typing import Any
 
 import pytest
 
+from finetune_storage.errors import ObjectMissing, StorageDenied
+from finetune_storage.files import FileStore
 from finetune_trainer.commands import access as access_cli
-from finetune_trainer.storage import StorageClient, base
-from finetune_trainer.storage.local import LocalBackend
+from finetune_trainer.storage import StorageClient
 
 
-class Denying(LocalBackend):
+class Denying(FileStore):
     """Local files; calls of the given methods are denied, or their folder does not exist."""
 
     def __init__(self, *denied: str, missing: bool = False) -> None:
+        super().__init__()
         self._denied = denied
         self._missing = missing
 
@@ -23,7 +25,7 @@ class Denying(LocalBackend):
             absent = object.__getattribute__(self, "_missing")
 
             def refuse(uri: str, *_: object) -> None:
-                raise base.missing(uri) if absent else base.denied(uri, f"no {name}")
+                raise ObjectMissing(uri) if absent else StorageDenied(uri, f"no {name}")
 
             return refuse
         return object.__getattribute__(self, name)
@@ -48,7 +50,7 @@ def faults(folder: Path, *denied: str, missing: bool = False) -> list[tuple[str,
         ((), []),
         (("require_bucket",), [("bucket", "StoragePermissionDenied")]),
         (("entries",), [("read", "StoragePermissionDenied")]),
-        (("read_range",), [("read", "StoragePermissionDenied")]),
+        (("read_part",), [("read", "StoragePermissionDenied")]),
         (("write",), [("write", "StoragePermissionDenied")]),
         (("read",), [("write", "StoragePermissionDenied")]),
         (("delete",), [("write", "StoragePermissionDenied")]),
@@ -68,7 +70,7 @@ def test_a_bucket_that_does_not_exist_is_missing(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_files_is_no_fault(tmp_path: Path) -> None:
-    local = LocalBackend()
+    local = FileStore()
     store = StorageClient(local=local, gcs=local)
     assert not list(access_cli.examine(store, read=[f"file://{tmp_path}/none"], write=[]))
 

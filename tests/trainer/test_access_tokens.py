@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,11 @@ from google.auth import exceptions
 from google.auth.compute_engine import _metadata
 
 from finetune_contract import ExitCode
+from finetune_storage import access_tokens
+from finetune_storage.files import FileStore
+from finetune_storage.google import GoogleStore
 from finetune_trainer.errors import StageError
-from finetune_trainer.storage import access_tokens
-from finetune_trainer.storage import gcs as backend_module
-from finetune_trainer.storage.gcs import GcsBackend
+from finetune_trainer.storage import RETRIES, StorageClient
 from tests.metadata_server import CALLER, Bucket, MetadataServer, listening
 from tests.trainer.requests import request
 
@@ -35,9 +37,6 @@ class Retries:
 @pytest.fixture
 def retries(monkeypatch: pytest.MonkeyPatch) -> Retries:
     made = Retries()
-    policy = backend_module._RETRY.with_delay(initial=0.001, maximum=0.001).with_timeout(5)
-    policy._on_error = made
-    monkeypatch.setattr(backend_module, "_RETRY", policy)
     monkeypatch.setattr("google.auth._exponential_backoff.time.sleep", lambda _: None)
     return made
 
@@ -64,54 +63,59 @@ def metadata(monkeypatch: pytest.MonkeyPatch) -> Iterator[MetadataServer]:
 
 
 @pytest.fixture
-def backend(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> GcsBackend:
+def gcs(bucket: Bucket, retries: Retries, monkeypatch: pytest.MonkeyPatch) -> GoogleStore:
     monkeypatch.setenv("API_ENDPOINT_OVERRIDE", f"http://{bucket.address}")
-    return GcsBackend()
+    return GoogleStore(replace(RETRIES, first=0.001, longest=0.001, total=5, retrying=retries))
 
 
-def refusal(backend: GcsBackend) -> StageError:
+@pytest.fixture
+def store(gcs: GoogleStore) -> StorageClient:
+    return StorageClient(local=FileStore(), gcs=gcs)
+
+
+def refusal(store: StorageClient) -> StageError:
     with pytest.raises(StageError) as caught:
-        backend.read("gs://b/k")
+        store.read("gs://b/k")
     assert caught.value.where == "gs://b/k"
     return caught.value
 
 
 def test_a_token_of_the_metadata_server_reads_the_bucket(
-    backend: GcsBackend, metadata: MetadataServer, retries: Retries
+    store: StorageClient, metadata: MetadataServer, retries: Retries
 ) -> None:
     metadata.start()
-    assert backend.read("gs://b/k") == b"{}"
+    assert store.read("gs://b/k") == b"{}"
     assert metadata.tokens
     assert retries.errors == []
 
 
 def test_a_metadata_server_that_comes_late_is_waited_for(
-    backend: GcsBackend, metadata: MetadataServer, retries: Retries
+    store: StorageClient, metadata: MetadataServer, retries: Retries
 ) -> None:
     def come(number: int) -> None:
         if number == 3:
             metadata.start()
 
     retries.then = come
-    assert backend.read("gs://b/k") == b"{}"
+    assert store.read("gs://b/k") == b"{}"
     assert {type(error) for error in retries.errors} == {exceptions.DefaultCredentialsError}
 
 
 def test_a_metadata_server_that_does_not_answer_is_waited_for(
-    backend: GcsBackend, metadata: MetadataServer, retries: Retries, monkeypatch: pytest.MonkeyPatch
+    store: StorageClient, metadata: MetadataServer, retries: Retries, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     metadata.hangs = threading.Event()
     metadata.start()
     monkeypatch.setattr(_metadata.ping, "__defaults__", (0.2, 3))
     monkeypatch.setattr(_metadata.get, "__defaults__", (*_metadata.get.__defaults__[:-3], 0.2, "GET", None))
     retries.then = lambda _: metadata.hangs.set() if metadata.hangs else None
-    assert backend.read("gs://b/k") == b"{}"
+    assert store.read("gs://b/k") == b"{}"
     assert retries.errors
 
 
 @pytest.mark.parametrize("fault", [408, 429, 500, 502, 503, 504])
 def test_a_metadata_server_that_is_overloaded_is_waited_for(
-    backend: GcsBackend, metadata: MetadataServer, retries: Retries, fault: int
+    store: StorageClient, metadata: MetadataServer, retries: Retries, fault: int
 ) -> None:
     metadata.fault, metadata.text = fault, "try again"
 
@@ -121,26 +125,26 @@ def test_a_metadata_server_that_is_overloaded_is_waited_for(
 
     retries.then = recover
     metadata.start()
-    assert backend.read("gs://b/k") == b"{}"
+    assert store.read("gs://b/k") == b"{}"
     assert {type(error) for error in retries.errors} == {exceptions.RefreshError}
 
 
-REQUESTS: dict[str, Callable[[GcsBackend, Path], object]] = {
-    "read": lambda backend, _: backend.read("gs://b/k"),
-    "write": lambda backend, _: backend.write("gs://b/k", b"{}", "text/plain"),
-    "create": lambda backend, _: backend.create("gs://b/k", b"{}", "text/plain"),
-    "read_range": lambda backend, _: backend.read_range("gs://b/k", 0, 1, None),
-    "list": lambda backend, _: list(backend.entries("gs://b/k")),
-    "upload": lambda backend, folder: backend.upload(folder / "file", "gs://b/k"),
-    "download": lambda backend, folder: backend.download("gs://b/k", folder / "copy", None),
-    "delete": lambda backend, _: backend.delete("gs://b/k"),
+REQUESTS: dict[str, Callable[[StorageClient, Path], object]] = {
+    "read": lambda store, _: store.read("gs://b/k"),
+    "write": lambda store, _: store.write("gs://b/k", b"{}"),
+    "create": lambda store, _: store.create("gs://b/k", b"{}"),
+    "read_range": lambda store, _: store.read_range("gs://b/k", 0, 2),
+    "list": lambda store, _: list(store.entries("gs://b/k")),
+    "upload": lambda store, folder: store.upload_file(folder / "file", "gs://b/k"),
+    "download": lambda store, folder: store.fetch_file("gs://b/k", folder / "copy"),
+    "delete": lambda store, _: store.delete("gs://b/k"),
 }
 
 
 @pytest.mark.parametrize("restart", ["refuses", 503, 502])
 @pytest.mark.parametrize("name", REQUESTS)
 def test_a_restart_at_the_renewal_of_a_token_is_waited_for(
-    backend: GcsBackend,
+    store: StorageClient,
     metadata: MetadataServer,
     retries: Retries,
     tmp_path: Path,
@@ -150,7 +154,7 @@ def test_a_restart_at_the_renewal_of_a_token_is_waited_for(
     """As after an hour: the token of the first request has expired."""
     metadata.lifetime = 60
     metadata.start()
-    assert backend.read("gs://b/k") == b"{}"
+    assert store.read("gs://b/k") == b"{}"
 
     def recover(number: int) -> None:
         if number == 2:
@@ -164,23 +168,23 @@ def test_a_restart_at_the_renewal_of_a_token_is_waited_for(
     else:
         metadata.stop()
     (tmp_path / "file").write_bytes(b"{}")
-    REQUESTS[name](backend, tmp_path)
+    REQUESTS[name](store, tmp_path)
     assert len(retries.errors) == 2
 
 
 @pytest.mark.parametrize("fault", [None, 503])
 def test_a_metadata_server_that_stays_away_is_no_fault_of_the_user(
-    backend: GcsBackend,
+    store: StorageClient,
+    gcs: GoogleStore,
     metadata: MetadataServer,
     retries: Retries,
-    monkeypatch: pytest.MonkeyPatch,
     fault: int | None,
 ) -> None:
-    monkeypatch.setattr(backend_module, "_RETRY", backend_module._RETRY.with_timeout(0.05))
+    gcs.retries = replace(gcs.retries, total=0.05)
     if fault:
         metadata.fault = fault
         metadata.start()
-    error = refusal(backend)
+    error = refusal(store)
     assert (error.code, error.reason) == (ExitCode.UNAVAILABLE, "StorageUnavailable")
     assert "metadata server" in error.what
     assert retries.errors
@@ -188,12 +192,12 @@ def test_a_metadata_server_that_stays_away_is_no_fault_of_the_user(
 
 @pytest.mark.parametrize("fault", [400, 403, 404])
 def test_a_refusal_by_sts_or_iam_is_denied_at_once_and_names_the_role(
-    backend: GcsBackend, metadata: MetadataServer, retries: Retries, fault: int
+    store: StorageClient, metadata: MetadataServer, retries: Retries, fault: int
 ) -> None:
     """The operator starts the next attempt while the grant may still arrive."""
     metadata.fault = fault
     metadata.start()
-    error = refusal(backend)
+    error = refusal(store)
     assert (error.code, error.reason) == (ExitCode.PERMISSION_DENIED, "StoragePermissionDenied")
     assert "roles/iam.workloadIdentityUser" in error.fix
     assert "getAccessToken" in error.actual
@@ -202,13 +206,18 @@ def test_a_refusal_by_sts_or_iam_is_denied_at_once_and_names_the_role(
 
 @pytest.mark.parametrize("name", REQUESTS)
 def test_a_refusal_of_the_bucket_names_account_and_role(
-    backend: GcsBackend, metadata: MetadataServer, bucket: Bucket, retries: Retries, tmp_path: Path, name: str
+    store: StorageClient,
+    metadata: MetadataServer,
+    bucket: Bucket,
+    retries: Retries,
+    tmp_path: Path,
+    name: str,
 ) -> None:
     bucket.refused = True
     metadata.start()
     (tmp_path / "file").write_bytes(b"{}")
     with pytest.raises(StageError) as caught:
-        REQUESTS[name](backend, tmp_path)
+        REQUESTS[name](store, tmp_path)
     assert caught.value.code is ExitCode.PERMISSION_DENIED
     assert CALLER in caught.value.actual
     assert "roles/storage.objectViewer" in caught.value.fix
@@ -216,22 +225,22 @@ def test_a_refusal_of_the_bucket_names_account_and_role(
 
 
 def test_credentials_that_are_configured_and_not_there_are_not_waited_for(
-    backend: GcsBackend, metadata: MetadataServer, retries: Retries, monkeypatch: pytest.MonkeyPatch
+    store: StorageClient, metadata: MetadataServer, retries: Retries, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/nonexistent/key.json")
-    error = refusal(backend)
+    error = refusal(store)
     assert error.code is ExitCode.PERMISSION_DENIED
     assert "/nonexistent/key.json" in error.actual
     assert retries.errors == []
 
 
 def test_outside_of_a_cluster_missing_credentials_are_not_waited_for(
-    backend: GcsBackend, metadata: MetadataServer, retries: Retries, monkeypatch: pytest.MonkeyPatch
+    store: StorageClient, metadata: MetadataServer, retries: Retries, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("KUBERNETES_SERVICE_HOST", "GCE_METADATA_IP"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(_metadata, "is_on_gce", lambda request: False)
-    assert refusal(backend).code is ExitCode.PERMISSION_DENIED
+    assert refusal(store).code is ExitCode.PERMISSION_DENIED
     assert retries.errors == []
 
 

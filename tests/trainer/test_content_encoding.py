@@ -12,11 +12,13 @@ import pytest
 from google.cloud.storage import Client
 
 from finetune_contract import DatasetSpec, ExitCode, ModelSource
+from finetune_storage import google
+from finetune_storage.files import FileStore
+from finetune_storage.google import GoogleStore
 from finetune_trainer.data.prepare import read_all
 from finetune_trainer.errors import StageError
 from finetune_trainer.hub.models import fetch_model
-from finetune_trainer.storage import StorageClient, content_encoding, gcs
-from finetune_trainer.storage.local import LocalBackend
+from finetune_trainer.storage import RETRIES, StorageClient, content_encoding
 from tests.doubles.tiny_models import TinyModelSpec, write_model
 from tests.trainer.stores import BUCKET
 
@@ -31,14 +33,15 @@ Put = Callable[..., str]
 @pytest.fixture
 def client(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", server)
-    monkeypatch.setattr(gcs, "_PIECE", MIB // 8)  # so that even compressed rows are downloaded in pieces
+    monkeypatch.setattr(google, "_PIECE", MIB // 8)  # so that even compressed rows are downloaded in pieces
     with closing(Client()) as made:
         yield made
 
 
 @pytest.fixture
-def store(client: Client) -> StorageClient:
-    return StorageClient(local=LocalBackend(), gcs=gcs.GcsBackend(connect=lambda: client))
+def store(client: Client) -> Iterator[StorageClient]:
+    with closing(GoogleStore(RETRIES)) as gcs:
+        yield StorageClient(local=FileStore(), gcs=gcs)
 
 
 @pytest.fixture

@@ -99,13 +99,13 @@ def test_an_export_that_was_killed_is_no_model(
     place: Place, trained: str, tmp_path: Path, name: str, call: int
 ) -> None:
     """This also holds if the export replaces an older one."""
-    backend = "local:LocalBackend" if place.root.startswith("file") else "gcs:GcsBackend"
+    backend = "files:FileStore" if place.root.startswith("file") else "google:GoogleStore"
     changes: dict[str, Any] = {
         "train_step": 1, "export": {"destinations": [{"path": "spec.export.destinations[0]", "uri": place.root}]},
     }  # fmt: skip
     assert place.run("Export", trained, **changes) is not None
     # the address excludes the copy in the run folder, which is written first
-    fault = ("killed_at", f"finetune_trainer.storage.{backend}.{name}", call, place.root)
+    fault = ("killed_at", f"finetune_storage.{backend}.{name}", call, place.root)
     assert place.run("Export", trained, attempt=2, fault=fault, **changes) is None
     names = {entry.uri.removeprefix(f"{place.root}/") for entry in place.store.entries(place.root)}
     assert not {MANIFEST, "config.json"} & names or whole(place.store, place.root)

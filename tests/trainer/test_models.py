@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from finetune_contract import ExitCode, HubRef, ModelSource
+from finetune_storage.google import GoogleStore
 from finetune_trainer import families
 from finetune_trainer.checkpoints.weights import Weights, open_weights, read_tensor
 from finetune_trainer.errors import StageError
 from finetune_trainer.hub.models import Values, fetch_model
-from finetune_trainer.storage import open_store
-from finetune_trainer.storage.gcs import GcsBackend
+from finetune_trainer.storage import RETRIES, open_store
 from tests.doubles.hub import FakeHub
 from tests.doubles.tiny_models import TinyModelSpec, write_model
 from tests.trainer.storage_proxy import between
@@ -107,8 +107,8 @@ def test_a_shard_that_changes_during_the_fetch_is_refused_by_name(
 
         return later
 
-    for name in ("download", "read_range"):
-        monkeypatch.setattr(GcsBackend, name, changing(getattr(GcsBackend, name)))
+    for name in ("download", "read_part"):
+        monkeypatch.setattr(GoogleStore, name, changing(getattr(GoogleStore, name)))
     with pytest.raises(StageError) as caught:
         fetch_model(ModelSource(uri=uri), tmp_path / "copy", store, weights=True, values=values)
     assert (caught.value.code, caught.value.reason) == (ExitCode.BAD_DATA, "InputChanged")
@@ -128,7 +128,7 @@ def test_objects_of_a_bucket_are_written_nowhere_but_into_the_scratch_folder(
     store.write(
         f"{uri}/model.safetensors.index.json", json.dumps({"weight_map": dict.fromkeys("ab", names[0])})
     )
-    bucket = GcsBackend().client.bucket(BUCKET)
+    bucket = GoogleStore(RETRIES).client.bucket(BUCKET)
     for name in names:
         bucket.blob(f"{tmp_path.name}/{name}").upload_from_string("code")
     with pytest.raises(StageError, match="the index names a file outside of the folder") as caught:

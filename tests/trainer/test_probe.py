@@ -10,6 +10,9 @@ import pytest
 
 from devcluster.fixtures.chat_data import write_data
 from finetune_contract import DestinationSpec, ExitCode, ExportSpec, HubDestinationSpec
+from finetune_storage.errors import StorageDenied
+from finetune_storage.files import FileStore
+from finetune_storage.google import GoogleStore
 from finetune_trainer.errors import StageError
 from finetune_trainer.export import probe
 from finetune_trainer.export.hub_upload import why_not
@@ -20,9 +23,7 @@ from finetune_trainer.process.processes import Processes
 from finetune_trainer.process.stopping import ImmediateStop
 from finetune_trainer.stages import preflight
 from finetune_trainer.stages.context import StageContext
-from finetune_trainer.storage import Entry, StorageClient, base, open_store
-from finetune_trainer.storage.gcs import GcsBackend
-from finetune_trainer.storage.local import LocalBackend
+from finetune_trainer.storage import RETRIES, Entry, StorageClient, open_store
 from tests.doubles.hub import FakeHub
 from tests.doubles.tiny_models import TinyModelSpec, write_model
 from tests.trainer.requests import request
@@ -173,23 +174,24 @@ def test_another_jobs_probe_does_not_make_a_folder_another_owners(root: str) -> 
     assert [entry.uri for entry in store.entries(root)] == [f"{root}/{PROBE}of-another-job"]
 
 
-class Denying(LocalBackend):
+class Denying(FileStore):
     """An account that lacks one permission."""
 
     def __init__(self, right: str) -> None:
+        super().__init__()
         self._right = right
 
     def _need(self, right: str, uri: str) -> None:
         if right == self._right:
-            raise base.denied(uri, f"403 does not have storage.objects.{right} access")
+            raise StorageDenied(uri, f"403 does not have storage.objects.{right} access")
 
     def entries(self, uri: str) -> Iterator[Entry]:
         self._need("list", uri)
         return super().entries(uri)
 
-    def create(self, uri: str, data: bytes, content_type: str) -> bool:
+    def create(self, uri: str, content: bytes, content_type: str = "") -> bool:
         self._need("create", uri)
-        return super().create(uri, data, content_type)
+        return super().create(uri, content, content_type)
 
     def delete(self, uri: str) -> None:
         self._need("delete", uri)
@@ -198,35 +200,35 @@ class Denying(LocalBackend):
 
 @pytest.mark.parametrize("right", ["list", "create", "delete"])
 def test_a_right_that_is_missing_is_named_and_nothing_is_left(right: str, tmp_path: Path) -> None:
-    store = StorageClient(local=Denying(right), gcs=GcsBackend())
+    store = StorageClient(local=Denying(right), gcs=GoogleStore(RETRIES))
     error = refusal(to(f"file://{tmp_path}/out/model"), store)
     assert error.code is ExitCode.PERMISSION_DENIED
     assert f"storage.objects.{right}" in error.actual
     assert tree(tmp_path) == []
 
 
-class DeniedBucket(GcsBackend):
+class DeniedBucket(GoogleStore):
     def entries(self, uri: str) -> Iterator[Entry]:
-        raise base.denied(uri, "403")
+        raise StorageDenied(uri, "403")
 
 
 def test_for_a_bucket_the_fix_names_role_account_and_place() -> None:
-    store = StorageClient(local=LocalBackend(), gcs=DeniedBucket())
+    store = StorageClient(local=FileStore(), gcs=DeniedBucket(RETRIES))
     fix = refusal(to("gs://models/team-a/bot"), store).fix
     for word in ("serviceAccounts.cpu", "roles/storage.objectUser", "gs://models/team-a/bot"):
         assert word in fix
 
 
-class WritesOnce(LocalBackend):
+class WritesOnce(FileStore):
     """A bucket with a retention policy: new objects cannot be deleted for a while."""
 
     def delete(self, uri: str) -> None:
         if Path(uri.removeprefix("file://")).exists():
-            raise base.denied(uri, "403 retentionPolicyNotMet")
+            raise StorageDenied(uri, "403 retentionPolicyNotMet")
 
 
 def test_what_could_not_be_removed_again_is_named(tmp_path: Path) -> None:
-    error = refusal(to(f"file://{tmp_path}/out"), StorageClient(local=WritesOnce(), gcs=GcsBackend()))
+    error = refusal(to(f"file://{tmp_path}/out"), StorageClient(local=WritesOnce(), gcs=GoogleStore(RETRIES)))
     (left,) = (tmp_path / "out").iterdir()
     assert left.name in error.what
     assert "retentionPolicyNotMet" in error.actual

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from finetune_contract import ExitCode
+from finetune_storage.files import FileStore
+from finetune_storage.google import GoogleStore
 from finetune_trainer.errors import StageError
 from finetune_trainer.export.marker import UploadOwner
 from finetune_trainer.export.publish import MANIFEST, MARKER, publish, write_manifest
-from finetune_trainer.storage import StorageClient
-from finetune_trainer.storage.gcs import GcsBackend
-from finetune_trainer.storage.local import LocalBackend
+from finetune_trainer.storage import RETRIES, StorageClient
 
 OWNER = UploadOwner(job="team/bot", uid="1", run_folder="gs://artifacts/team/bot-1", attempt="1.0-a")
 OTHER = UploadOwner(job="team/other", uid="2", run_folder="gs://artifacts/team/other-2", attempt="1.0-b")
@@ -23,10 +23,11 @@ class CutOffError(Exception):
     """Simulates the end of the process."""
 
 
-class Recording(LocalBackend):
+class Recording(FileStore):
     """Records every change to storage, and can raise CutOffError before one of them."""
 
     def __init__(self, die_before: int | None = None) -> None:
+        super().__init__()
         self.changes: list[str] = []
         self._die_before = die_before
 
@@ -35,17 +36,17 @@ class Recording(LocalBackend):
             raise CutOffError
         self.changes.append(f"{what} {Path(uri).name}")
 
-    def write(self, uri: str, data: bytes, content_type: str) -> None:
+    def write(self, uri: str, content: bytes, content_type: str = "") -> None:
         self._note("write", uri)
-        super().write(uri, data, content_type)
+        super().write(uri, content, content_type)
 
-    def create(self, uri: str, data: bytes, content_type: str) -> bool:
+    def create(self, uri: str, content: bytes, content_type: str = "") -> bool:
         self._note("create", uri)
-        return super().create(uri, data, content_type)
+        return super().create(uri, content, content_type)
 
-    def replace(self, uri: str, data: bytes, content_type: str, version: str) -> bool:
+    def replace(self, uri: str, content: bytes, content_type: str, version: str) -> bool:
         self._note("replace", uri)
-        return super().replace(uri, data, content_type, version)
+        return super().replace(uri, content, content_type, version)
 
     def upload(self, source: Path, uri: str) -> None:
         self._note("upload", uri)
@@ -56,8 +57,8 @@ class Recording(LocalBackend):
         super().delete(uri)
 
 
-def store(backend: LocalBackend) -> StorageClient:
-    return StorageClient(local=backend, gcs=GcsBackend())
+def store(backend: FileStore) -> StorageClient:
+    return StorageClient(local=backend, gcs=GoogleStore(RETRIES))
 
 
 @pytest.fixture
@@ -112,7 +113,7 @@ def test_a_death_at_any_moment_leaves_nothing_that_looks_whole_and_is_not(
 ) -> None:
     target, uri = tmp_path / "to", f"file://{tmp_path}/to"
     old, new = model("old", "only-old.json"), model("new", "only-new.json")
-    publish(old, uri, "HuggingFace", store(LocalBackend()), OWNER)
+    publish(old, uri, "HuggingFace", store(FileStore()), OWNER)
     try:
         publish(new, uri, "HuggingFace", store(Recording(die_before)), OWNER)
     except CutOffError:
@@ -120,7 +121,7 @@ def test_a_death_at_any_moment_leaves_nothing_that_looks_whole_and_is_not(
             assert is_whole(target, old) or is_whole(target, new)
         else:
             assert (target / MARKER).is_file()
-    publish(new, uri, "HuggingFace", store(LocalBackend()), OWNER)
+    publish(new, uri, "HuggingFace", store(FileStore()), OWNER)
     assert is_whole(target, new)
     assert not (target / "only-old.json").exists()
     assert not (target / MARKER).exists()
@@ -128,7 +129,7 @@ def test_a_death_at_any_moment_leaves_nothing_that_looks_whole_and_is_not(
 
 def test_the_same_export_twice_is_the_same(model: Callable[..., Path], tmp_path: Path) -> None:
     folder, uri = model("a"), f"file://{tmp_path}/to"
-    first, second = (publish(folder, uri, "HuggingFace", store(LocalBackend()), OWNER) for _ in range(2))
+    first, second = (publish(folder, uri, "HuggingFace", store(FileStore()), OWNER) for _ in range(2))
     assert first == second
 
 
@@ -137,7 +138,7 @@ def test_other_peoples_files_are_refused_and_left_alone(model: Callable[..., Pat
     target.mkdir()
     (target / "thesis.pdf").write_text("mine")
     with pytest.raises(StageError) as caught:
-        publish(model("a"), f"file://{target}", "HuggingFace", store(LocalBackend()), OWNER)
+        publish(model("a"), f"file://{target}", "HuggingFace", store(FileStore()), OWNER)
     assert caught.value.code is ExitCode.BAD_REQUEST
     assert caught.value.actual == "thesis.pdf"
     assert [p.name for p in target.iterdir()] == ["thesis.pdf"]
@@ -145,9 +146,9 @@ def test_other_peoples_files_are_refused_and_left_alone(model: Callable[..., Pat
 
 def test_a_file_that_was_put_beside_an_export_stays(model: Callable[..., Path], tmp_path: Path) -> None:
     uri = f"file://{tmp_path}/to"
-    publish(model("old"), uri, "HuggingFace", store(LocalBackend()), OWNER)
+    publish(model("old"), uri, "HuggingFace", store(FileStore()), OWNER)
     (tmp_path / "to" / "notes.txt").write_text("mine")
-    publish(model("new"), uri, "HuggingFace", store(LocalBackend()), OWNER)
+    publish(model("new"), uri, "HuggingFace", store(FileStore()), OWNER)
     assert (tmp_path / "to" / "notes.txt").read_text() == "mine"
 
 
@@ -155,7 +156,7 @@ def interrupted(folder: Path, uri: str, *, after: int) -> None:
     """Starts an upload that ends before the change with this number."""
     with pytest.raises(CutOffError):
         publish(folder, uri, "HuggingFace", store(Recording(after)), OWNER)
-    assert store(LocalBackend()).exists(f"{uri}/{MARKER}")
+    assert store(FileStore()).exists(f"{uri}/{MARKER}")
 
 
 @pytest.mark.parametrize("older", [False, True], ids=["empty", "over an older model"])
@@ -163,7 +164,7 @@ def test_after_an_interrupted_upload_only_its_own_files_are_replaced(
     model: Callable[..., Path], tmp_path: Path, older: bool
 ) -> None:
     uri, target = f"file://{tmp_path}/team", tmp_path / "team"
-    local = store(LocalBackend())
+    local = store(FileStore())
     first, second = model("first", "only-first.json"), model("second")
     if older:
         publish(model("old", "only-old.json"), uri, "HuggingFace", local, OWNER)
@@ -184,7 +185,7 @@ def test_after_an_interrupted_upload_only_its_own_files_are_replaced(
 def test_a_file_beside_an_export_is_not_replaced_by_one_of_its_name(
     model: Callable[..., Path], tmp_path: Path, name: str
 ) -> None:
-    uri, local = f"file://{tmp_path}/to", store(LocalBackend())
+    uri, local = f"file://{tmp_path}/to", store(FileStore())
     old, new = model("old"), model("new")
     publish(old, uri, "HuggingFace", local, OWNER)
     local.write(f"{uri}/{name}", "mine")
@@ -202,7 +203,7 @@ def test_a_file_beside_an_export_is_not_replaced_by_one_of_its_name(
 def test_a_marker_that_names_no_job_is_refused(
     model: Callable[..., Path], tmp_path: Path, marker: str
 ) -> None:
-    uri, local = f"file://{tmp_path}/to", store(LocalBackend())
+    uri, local = f"file://{tmp_path}/to", store(FileStore())
     local.write(f"{uri}/{MARKER}", marker)
     local.write(f"{uri}/thesis.pdf", "mine")
     with pytest.raises(StageError) as caught:
@@ -216,7 +217,7 @@ def test_a_marker_that_names_no_job_is_refused(
 def test_another_jobs_interrupted_upload_is_refused_and_kept(
     model: Callable[..., Path], tmp_path: Path, older: bool
 ) -> None:
-    uri, target, local = f"file://{tmp_path}/to", tmp_path / "to", store(LocalBackend())
+    uri, target, local = f"file://{tmp_path}/to", tmp_path / "to", store(FileStore())
     first = model("first")
     if older:
         publish(model("old"), uri, "HuggingFace", local, OTHER)
@@ -260,7 +261,7 @@ def quietly(call: Callable[[], object]) -> Callable[[], None]:
 def test_of_two_uploads_at_once_none_leaves_a_mixture_that_looks_whole(
     model: Callable[..., Path], tmp_path: Path, theirs: str, number: int, die_before: int
 ) -> None:
-    uri, target, local = f"file://{tmp_path}/to", tmp_path / "to", store(LocalBackend())
+    uri, target, local = f"file://{tmp_path}/to", tmp_path / "to", store(FileStore())
     ours, other = model("ours"), model("other")
     owner = OWNER.model_copy(update={"attempt": "2.0-c"}) if theirs == "another attempt" else OTHER
 
@@ -280,16 +281,16 @@ def test_a_file_that_changes_at_the_destination_is_named_and_no_manifest_is_writ
     model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str, removed: bool
 ) -> None:
     uri, target = f"file://{tmp_path}/to", tmp_path / "to"
-    upload = LocalBackend.upload
+    upload = FileStore.upload
 
-    def then_changed(self: LocalBackend, source: Path, uri: str) -> None:
+    def then_changed(self: FileStore, source: Path, uri: str) -> None:
         upload(self, source, uri)
         if source.name == changed:
             (target / changed).unlink() if removed else (target / changed).write_text("other")
 
-    monkeypatch.setattr(LocalBackend, "upload", then_changed)
+    monkeypatch.setattr(FileStore, "upload", then_changed)
     with pytest.raises(StageError) as caught:
-        publish(model("a"), uri, "HuggingFace", store(LocalBackend()), OWNER)
+        publish(model("a"), uri, "HuggingFace", store(FileStore()), OWNER)
     assert (caught.value.code, caught.value.reason) == (ExitCode.BAD_REQUEST, "DestinationChanged")
     assert changed in caught.value.actual
     assert not (target / MANIFEST).exists()
@@ -300,7 +301,7 @@ def test_a_file_that_changes_at_the_destination_is_named_and_no_manifest_is_writ
 def test_a_manifest_of_something_else_is_another_persons_file(
     model: Callable[..., Path], tmp_path: Path, content: str
 ) -> None:
-    uri, local = f"file://{tmp_path}/to", store(LocalBackend())
+    uri, local = f"file://{tmp_path}/to", store(FileStore())
     local.write(f"{uri}/{MANIFEST}", content)
     with pytest.raises(StageError) as caught:
         publish(model("a"), uri, "HuggingFace", local, OWNER)

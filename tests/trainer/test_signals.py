@@ -117,7 +117,7 @@ def test_an_evaluation_ends_at_once_and_leaves_no_results(
     [
         ("finetune_trainer.stages.export:export.build", 1),
         ("finetune_trainer.storage:StorageClient.upload_folder", 1),
-        ("finetune_trainer.storage.local:LocalBackend.upload", 3),
+        ("finetune_storage.files:FileStore.upload", 3),
     ],
     ids=["building", "before the files", "between the files"],
 )

@@ -5,14 +5,12 @@ from pathlib import Path
 
 import pytest
 from google.api_core import exceptions
-from google.auth.credentials import AnonymousCredentials
-from google.cloud import storage as gcs
 
 from finetune_contract import ExitCode
+from finetune_storage.files import FileStore
+from finetune_storage.google import GoogleStore
 from finetune_trainer.errors import StageError
-from finetune_trainer.storage import StorageClient, join, local_path, open_store
-from finetune_trainer.storage.gcs import GcsBackend
-from finetune_trainer.storage.local import LocalBackend
+from finetune_trainer.storage import RETRIES, StorageClient, join, local_path, open_store
 from tests.trainer.stores import BUCKET
 
 
@@ -90,7 +88,7 @@ def test_globs_stop_at_slashes(store: StorageClient, root: str) -> None:
 
 def test_deleting_a_folder_takes_its_manifest_first(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     deleted: list[str] = []
-    for backend in (LocalBackend, GcsBackend):
+    for backend in (FileStore, GoogleStore):
         real = backend.delete
         monkeypatch.setattr(
             backend, "delete", lambda self, uri, real=real: (deleted.append(uri), real(self, uri))[1]
@@ -158,7 +156,7 @@ class Refusing:
     def blob(self, name: str) -> "Refusing":
         return self
 
-    def download_as_bytes(self, **_: object) -> bytes:
+    def download_to_file(self, *_: object, **__: object) -> bytes:
         raise self._error
 
 
@@ -174,19 +172,23 @@ class Refusing:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_failures_of_a_bucket_become_the_contracts_codes(error: Exception, code: ExitCode) -> None:
-    store = StorageClient(local=LocalBackend(), gcs=GcsBackend(connect=lambda: Refusing(error)))  # type: ignore[arg-type,return-value]
+def test_failures_of_a_bucket_become_the_contracts_codes(
+    store: StorageClient, error: Exception, code: ExitCode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(GoogleStore, "client", Refusing(error))
     with pytest.raises(StageError) as caught:
         store.read("gs://b/k")
     assert caught.value.code is code
     assert caught.value.where == "gs://b/k"
 
 
-def test_no_client_is_made_before_a_bucket_is_named(tmp_path: Path) -> None:
-    def connect() -> gcs.Client:
+def test_no_client_is_made_before_a_bucket_is_named(
+    store: StorageClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def connect(self: GoogleStore) -> None:
         raise AssertionError("a client was created")
 
-    store = StorageClient(local=LocalBackend(), gcs=GcsBackend(connect=connect))
+    monkeypatch.setattr(GoogleStore, "_connect", connect)
     store.write(f"file://{tmp_path}/x", "1")
 
 
@@ -195,10 +197,10 @@ def test_an_answer_that_was_lost_does_not_lose_the_creation(
 ) -> None:
     """The write succeeded but its response was lost, so the retry finds the file that the first try has created."""
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", server)
-    backend = GcsBackend(connect=lambda: gcs.Client(project="p", credentials=AnonymousCredentials()))
+    backend = GoogleStore(RETRIES)
     uri = join(f"gs://{BUCKET}", "lost", "manifest.json")
-    backend.write(uri, b"mine", "application/json")
-    assert backend.create(uri, b"mine", "application/json")
+    backend.write(uri, b"mine")
+    assert backend.create(uri, b"mine")
 
 
 def test_a_file_is_replaced_only_as_long_as_it_is_the_one_that_was_read(
@@ -277,15 +279,15 @@ def test_a_file_that_goes_while_it_is_read_is_missing(
 ) -> None:
     """Listing the file first and reading it afterwards would raise an error."""
     uri = f"file://{tmp_path}/a"
-    real = LocalBackend.read
+    real = FileStore.read
 
-    def deleted_before(self: LocalBackend, uri: str) -> bytes:
+    def deleted_before(self: FileStore, uri: str) -> bytes | None:
         self.delete(uri)
         return real(self, uri)
 
     store = open_store()
     store.write(uri, "here")
-    monkeypatch.setattr(LocalBackend, "read", deleted_before)
+    monkeypatch.setattr(FileStore, "read", deleted_before)
     assert store.read_or_none(uri) is None
 
 

@@ -10,12 +10,13 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
-from google.cloud.storage import Client
 
 from finetune_contract import ExitCode
+from finetune_storage import google
+from finetune_storage.files import FileStore
+from finetune_storage.google import GoogleStore
 from finetune_trainer.errors import StageError
-from finetune_trainer.storage import StorageClient, gcs
-from finetune_trainer.storage.local import LocalBackend
+from finetune_trainer.storage import RETRIES, StorageClient
 from tests.trainer.storage_proxy import ProxyFault, ProxyRequest, StorageProxy, between
 from tests.trainer.stores import BUCKET
 
@@ -27,15 +28,15 @@ SIZE = 9 * MIB + 5
 def proxy(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[StorageProxy]:
     with between(server) as made:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", made.url)
-        monkeypatch.setattr(gcs, "_PIECE", MIB)
-        monkeypatch.setattr(gcs, "_UPLOAD_PIECE", MIB)
+        monkeypatch.setattr(google, "_PIECE", MIB)
+        monkeypatch.setattr(google, "_UPLOAD_PIECE", MIB)
         yield made
 
 
 @pytest.fixture
 def store(proxy: StorageProxy) -> Iterator[StorageClient]:
-    with closing(Client()) as client:
-        yield StorageClient(local=LocalBackend(), gcs=gcs.GcsBackend(connect=lambda: client))
+    with closing(GoogleStore(RETRIES)) as gcs:
+        yield StorageClient(local=FileStore(), gcs=gcs)
     with warnings.catch_warnings():  # the library does not close broken connections
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()
@@ -138,7 +139,7 @@ def test_the_time_for_retries_counts_for_each_piece(
     """The time does not start at the beginning of the file, since a download may take longer than storage may be
     unreachable."""
     begun: list[str] = []
-    monkeypatch.setattr(gcs, "_PIECES_AT_ONCE", 1)
+    monkeypatch.setattr(google, "_PIECES_AT_ONCE", 1)
     store.upload_file(source, uri)
     proxy.fault = lambda asked: begun.append(asked.headers.get("range", ""))  # type: ignore[func-returns-value]
     store.fetch_file(uri, tmp_path / "target")

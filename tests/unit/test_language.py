@@ -34,6 +34,7 @@ _BANNED = re.compile(r"\b(" + "|".join(WORDS) + r")\b", re.IGNORECASE)
 PACKAGES = (
     "operator/finetune_operator",
     "contract/finetune_contract",
+    "storage/finetune_storage",
     "trainer_image/finetune_trainer",
     "devcluster",
     "tools",

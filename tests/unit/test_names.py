@@ -9,6 +9,7 @@ from devcluster.layout import ROOT
 PACKAGES = (
     "operator/finetune_operator",
     "contract/finetune_contract",
+    "storage/finetune_storage",
     "trainer_image/finetune_trainer",
     "devcluster",
     "tools",

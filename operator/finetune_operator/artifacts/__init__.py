@@ -1,1 +1,1 @@
-"""Narrow port to object storage, as the operator needs it, and its adapters (gs:// and file://)."""
+"""Narrow port to object storage, as the operator needs it: stores of ``finetune_storage`` with bounds and shares."""

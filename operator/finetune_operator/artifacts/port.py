@@ -1,8 +1,29 @@
 """Port to object storage for the reconciler and the command line."""
 
 from collections.abc import Sequence
-from datetime import datetime
-from typing import Protocol, Self
+from typing import Protocol
+
+from finetune_storage.errors import (
+    BucketMissing,
+    ListingTooLarge,
+    ObjectTooLarge,
+    StorageDenied,
+    StorageError,
+    StorageUnauthenticated,
+    StorageUnavailable,
+)
+from finetune_storage.store import StoredBytes
+
+__all__ = [
+    "BucketMissing",
+    "ListingTooLarge",
+    "ObjectTooLarge",
+    "StorageDenied",
+    "StorageError",
+    "StorageUnauthenticated",
+    "StorageUnavailable",
+    "StoredBytes",
+]
 
 #: Bytes of one record. Records of the contract have a few KiB; a trainer writes nothing larger.
 RECORD_LIMIT = 2**20
@@ -12,63 +33,6 @@ PROGRESS_LIMIT = 64 * 2**10
 NAMES_LIMIT = 20_000
 #: Characters of one object name. No name in the contract has more than 64.
 NAME_LENGTH = 256
-#: What to do if the operator lacks a role.
-RUN_FOLDER_ADVICE = "Give the operator's service account roles/storage.objectUser on that folder."
-
-
-class StorageError(Exception):
-    """The store did not return the expected response. Base class; ``uri`` is the requested URI."""
-
-    def __init__(self, uri: str, message: str) -> None:
-        super().__init__(f"{uri}: {message}")
-        self.uri = uri
-        self.message = message
-        """The error, without the URI."""
-
-
-class StorageUnavailable(StorageError):
-    """Timeouts, 429, 5xx, connection errors: the state is unknown; try again later."""
-
-
-class StorageDenied(StorageError):
-    """401, 403: the caller's identity lacks a role on the bucket."""
-
-
-class StorageUnauthenticated(StorageDenied):
-    """There are no usable credentials, so no identity either."""
-
-
-class BucketMissing(StorageError):
-    """The bucket does not exist, or the caller may not know that it does."""
-
-    def __init__(self, uri: str, bucket: str) -> None:
-        super().__init__(uri, f"bucket {bucket} does not exist")
-
-
-class ObjectTooLarge(StorageError):
-    """The object exceeds the caller's limit in bytes."""
-
-    def __init__(self, uri: str, limit: int) -> None:
-        super().__init__(uri, f"the file is larger than the limit of {limit:,} bytes")
-
-
-class ListingTooLarge(StorageError):
-    """The folder holds more objects than the caller's limit."""
-
-    def __init__(self, uri: str, limit: int) -> None:
-        super().__init__(uri, f"the folder contains more files than the limit of {limit:,}")
-
-
-class StoredBytes(bytes):
-    """The content of an object, and when the store wrote it, by the store's clock; None if the store does not say."""
-
-    stored: datetime | None = None
-
-    @classmethod
-    def of(cls, content: bytes, stored: datetime | None) -> Self:
-        made = cls(content)
-        made.stored = stored
-        return made
 
 
 class ReadableStore(Protocol):
@@ -118,5 +82,8 @@ class RecordStore(ReadableStore, Protocol):
     """Object storage for records that are never changed."""
 
     async def create(self, uri: str, content: bytes) -> bool:
-        """Creates one small object; returns False, and changes nothing, if one exists. Raises StorageError."""
+        """Creates one small object; returns False, and changes nothing, if another one exists. Raises StorageError.
+
+        In a bucket, an object with the same content counts as created: the response to a first request may be lost.
+        """
         ...

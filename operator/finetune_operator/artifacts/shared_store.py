@@ -9,20 +9,18 @@ import contextvars
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
 from threading import Thread
 from time import monotonic
-from typing import Any, Protocol
-from urllib.parse import urlsplit
+from typing import Any
 
-from finetune_operator.artifacts.calls import StoreCall
-from finetune_operator.artifacts.port import (
-    NAMES_LIMIT,
-    RECORD_LIMIT,
-    RUN_FOLDER_ADVICE,
-    StorageError,
-    StorageUnavailable,
-)
+from finetune_operator.artifacts.pod_paths import written_by_pods
+from finetune_operator.artifacts.port import NAME_LENGTH, NAMES_LIMIT, RECORD_LIMIT
 from finetune_operator.artifacts.tenant_shares import CallSlots, TenantShare, calls_deadline, share_of
+from finetune_storage.calls import CallEndedError, RetryRule, StoreCall, served
+from finetune_storage.errors import StorageUnavailable
+from finetune_storage.store import BlockingStore
+from finetune_storage.uris import parse
 
 #: Consecutive failures of a share's calls that open its circuit; one slow folder must not cut off its tenant.
 _FAILURES = 3
@@ -30,63 +28,31 @@ _FAILURES = 3
 _MOST_SHARES = 4096
 #: Seconds that a circuit stays open: the first pause, doubled with each further failure up to the longest.
 _FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 30.0
-
-
-class BlockingStore(Protocol):
-    """Object storage of one scheme, by blocking calls in any thread: what :class:`.port.ObjectStore` describes.
-
-    Each asks the call's :meth:`~.calls.StoreCall.left` before each step.
-    """
-
-    @property
-    def seconds(self) -> float:
-        """Time limit of one call."""
-        ...
-
-    def read(self, call: StoreCall, uri: str, limit: int) -> bytes | None: ...
-
-    def read_part(self, call: StoreCall, uri: str, start: int, size: int) -> bytes | None: ...
-
-    def list(self, call: StoreCall, uri: str, limit: int) -> Sequence[str]: ...
-
-    def write(self, call: StoreCall, uri: str, content: bytes) -> None: ...
-
-    def create(self, call: StoreCall, uri: str, content: bytes) -> bool: ...
-
-    def explained(self, uri: str, error: Exception) -> StorageError | None:
-        """Returns the StorageError for what a call has raised; None if it is no error of the store."""
-        ...
-
-
-type BlockingStores = Mapping[str, Callable[[], BlockingStore]]
-"""Makes the store of each scheme, on first use."""
-
-
-def blocking_stores(advice: str = RUN_FOLDER_ADVICE, seconds: float = 20) -> BlockingStores:
-    """Returns those of all schemes.
-
-    Args:
-        advice: what to do if a role is missing, as a sentence.
-        seconds: time limit of one call to a bucket, from its start.
-    """
-
-    def google() -> BlockingStore:
-        # Imported on first use: 20 MiB and 0.4 s that a file://-only cluster and the command line do not need.
-        from finetune_operator.artifacts.google_store import GoogleStore
-
-        return GoogleStore(advice=advice, seconds=seconds)
-
-    def file() -> BlockingStore:
-        # Imported on first use: it needs POSIX, and the command line reads buckets on Windows, too.
-        from finetune_operator.artifacts.file_store import FileStore
-
-        return FileStore()
-
-    return {"gs": google, "file": file}
+#: Seconds of one call to a mounted folder: its disk responds at once or not at all.
+_FILE_SECONDS = 10.0
+#: Of the requests of one call. After that, the work queue waits, and the status reports it.
+RETRIES = RetryRule(connect=5, read=10, first=0.2, longest=2, total=10)
 
 
 def _always() -> bool:
     return True
+
+
+def _is_file(uri: str) -> bool:
+    """Whether the URI is of a mounted folder. Raises InvalidUri."""
+    return isinstance(parse(uri), Path)
+
+
+def _made(scheme: str, advice: str) -> BlockingStore:
+    if scheme == "gs":
+        # Imported on first use: 20 MiB and 0.4 s that a file://-only cluster and most commands do not need.
+        from finetune_storage.google import GoogleStore
+
+        return GoogleStore(RETRIES, advice=advice)
+    # Imported on first use: it needs POSIX, and the command line reads buckets on Windows, too.
+    from finetune_storage.files import FileStore
+
+    return FileStore(written_by_pods)
 
 
 @dataclass(slots=True)
@@ -118,7 +84,9 @@ class SharedStore:
     """Implements :class:`.port.ObjectStore` and :class:`.port.RecordStore`.
 
     Args:
-        stores: those of each scheme. Default: :func:`blocking_stores`.
+        stores: those of schemes; others are made on first use.
+        advice: what to do if a role is missing, as a sentence.
+        seconds: time limit of one call, from its start; for a mounted folder at most 10.
         may_write: asked before each step of a write; if it is not allowed, the write raises StorageUnavailable.
         threads: concurrent calls of all tenants. One tenant may use an eighth of them, regardless of the number of
             buckets that it names; half of them may call one bucket, regardless of the number of its tenants.
@@ -130,16 +98,19 @@ class SharedStore:
 
     def __init__(
         self,
-        stores: BlockingStores | None = None,
+        stores: Mapping[str, BlockingStore] | None = None,
         *,
+        advice: str = "Give the operator's service account roles/storage.objectUser on that folder.",
+        seconds: float = 20,
         may_write: Callable[[], bool] = _always,
         threads: int = 64,
         requested: Callable[[str], None] = lambda _: None,
         refused: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self._make = blocking_stores() if stores is None else stores
-        self._stores: dict[str, BlockingStore] = {}
+        self._stores = dict(stores or {})
+        self._advice = advice
+        self._seconds = seconds
         self._may_write = may_write
         self._slots = CallSlots(total=threads, each=(max(1, threads // 8), max(1, threads // 2)))
         self._requested = requested
@@ -151,19 +122,19 @@ class SharedStore:
         """Of each thread that runs, what it is going to return."""
 
     async def read(self, uri: str, *, limit: int = RECORD_LIMIT) -> bytes | None:
-        return await self._call("read", uri, lambda store, call: store.read(call, uri, limit))
+        return await self._call("read", uri, lambda store: store.read(uri, limit))
 
     async def read_part(self, uri: str, *, start: int, size: int) -> bytes | None:
-        return await self._call("read", uri, lambda store, call: store.read_part(call, uri, start, size))
+        return await self._call("read", uri, lambda store: store.read_part(uri, start, size))
 
     async def list(self, uri: str, *, limit: int = NAMES_LIMIT) -> Sequence[str]:
-        return await self._call("list", uri, lambda store, call: store.list(call, uri, limit))
+        return await self._call("list", uri, lambda store: store.names(uri, limit=limit, longest=NAME_LENGTH))
 
     async def write(self, uri: str, content: bytes) -> None:
-        await self._call("write", uri, lambda store, call: store.write(call, uri, content))
+        await self._call("write", uri, lambda store: store.write(uri, content))
 
     async def create(self, uri: str, content: bytes) -> bool:
-        return await self._call("create", uri, lambda store, call: store.create(call, uri, content))
+        return await self._call("create", uri, lambda store: store.create(uri, content))
 
     def answered(self, uri: str) -> float | None:
         """Returns the seconds since a call of the tenant to the bucket was answered; None if none was, or a later one
@@ -176,7 +147,7 @@ class SharedStore:
         while self._under_way:
             await asyncio.wait(list(self._under_way))
 
-    async def _call[T](self, operation: str, uri: str, work: Callable[[BlockingStore, StoreCall], T]) -> T:
+    async def _call[T](self, operation: str, uri: str, work: Callable[[BlockingStore], T]) -> T:
         """Returns or raises as ``work`` does. While the circuit of the share is open, raises StorageUnavailable with
         the message of the last failure instead."""
         store, share = self._store(uri), share_of(uri)
@@ -212,17 +183,15 @@ class SharedStore:
         return answer
 
     def _store(self, uri: str) -> BlockingStore:
-        scheme = urlsplit(uri).scheme
+        scheme = "file" if _is_file(uri) else "gs"
         if scheme not in self._stores:
-            if scheme not in self._make:
-                raise StorageError(uri, f"unknown scheme; expected one of {', '.join(self._make)}")
-            self._stores[scheme] = self._make[scheme]()
+            self._stores[scheme] = _made(scheme, self._advice)
         return self._stores[scheme]
 
     async def _in_thread[T](
-        self, operation: str, uri: str, store: BlockingStore, work: Callable[[BlockingStore, StoreCall], T]
+        self, operation: str, uri: str, store: BlockingStore, work: Callable[[BlockingStore], T]
     ) -> T:
-        """Returns the result of ``work``. Raises what it raises; the store's errors, and the deadline, as StorageError.
+        """Returns the result of ``work``. Raises what it raises; at the deadline, StorageUnavailable.
 
         The call is aborted at the deadline, and if this coroutine is cancelled. It ends before the next step if that
         is no longer allowed. Its slots are held until its thread has ended, so threads never accumulate.
@@ -230,12 +199,16 @@ class SharedStore:
         self._requested(operation)
         share = share_of(uri)
         give_back = await self._slots.take(share.tenant, share.bucket)
-        call = StoreCall(store.seconds, self._may_write if operation in ("write", "create") else _always)
+        seconds = min(self._seconds, _FILE_SECONDS) if _is_file(uri) else self._seconds
+        call = StoreCall(seconds, self._may_write if operation in ("write", "create") else _always)
         result = Future[T]()
 
         def in_thread() -> None:
             try:
-                result.set_result(work(store, call))
+                with served(call):
+                    result.set_result(work(store))
+            except CallEndedError:
+                result.set_exception(TimeoutError())
             except BaseException as error:  # noqa: BLE001  passed to the caller
                 result.set_exception(error)
 
@@ -253,18 +226,12 @@ class SharedStore:
             # A daemon: a thread that cannot be ended, for example on a dead network disk, must not block process exit.
             Thread(target=context.run, args=(in_thread,), name="store", daemon=True).start()
         except RuntimeError as error:
-            result.set_exception(OSError(f"no thread for the call: {error}"))
+            result.set_exception(StorageUnavailable(uri, f"no thread for the call: {error}"))
         try:
-            async with asyncio.timeout(store.seconds):
+            async with asyncio.timeout(seconds):
                 return await asyncio.shield(answer)
-        except StorageError:
-            raise
         except TimeoutError as error:
-            raise StorageUnavailable(uri, f"no response within {store.seconds:.0f} s") from error
-        except Exception as error:
-            if (explained := store.explained(uri, error)) is None:
-                raise
-            raise explained from error
+            raise StorageUnavailable(uri, f"no response within {seconds:.0f} s") from error
         finally:
             if not answer.done():
                 call.abort()

@@ -7,7 +7,7 @@ from datetime import date, timedelta
 
 from finetune_contract import Stage
 from finetune_operator.artifacts.port import RecordStore, StorageError
-from finetune_operator.artifacts.shared_store import SharedStore, blocking_stores
+from finetune_operator.artifacts.shared_store import SharedStore
 from finetune_operator.cli.errors import CliError
 from finetune_operator.planning.estimate.past_runs import DAYS, PastTrainings
 from finetune_operator.reconcile.ledger_reader import LedgerReader
@@ -30,9 +30,7 @@ def ledger_named(uri: str) -> str:
 def ledger_store() -> RecordStore:
     """Returns a store with the caller's credentials, for many small reads of one bucket."""
     # All calls are of one tenant, which has an eighth of the threads.
-    return SharedStore(
-        blocking_stores(advice="Ask for roles/storage.objectViewer on the ledger."), threads=256
-    )
+    return SharedStore(advice="Ask for roles/storage.objectViewer on the ledger.", threads=256)
 
 
 @contextmanager

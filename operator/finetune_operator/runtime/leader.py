@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 from datetime import datetime
 from typing import Any
 
-from finetune_operator.artifacts.shared_store import SharedStore, blocking_stores
+from finetune_operator.artifacts.shared_store import SharedStore
 from finetune_operator.cluster.port import WORKLOADS, ClusterError, KubernetesClient
 from finetune_operator.ledger.job_usage import counted_on
 from finetune_operator.lifecycle.decide import decide
@@ -65,7 +65,7 @@ class Leader:
         # Without a list of namespaces none is ever lost.
         self._at_work = AtWork(cluster, namespace, f"{name}-at-work") if settings.namespaces else None
         # Apart from the store for writing, which the records of a month must not delay.
-        self._months = SharedStore(blocking_stores(advice=LEDGER_ADVICE), may_write=lambda: False)
+        self._months = SharedStore(advice=LEDGER_ADVICE, may_write=lambda: False)
         self._budgets = Budgets(
             self._months,
             settings.ledger,
@@ -73,7 +73,7 @@ class Leader:
             unobserved_until=served.unobserved_until,
             at_work=self._at_work,
         )
-        self._records = SharedStore(blocking_stores(advice=LEDGER_ADVICE), may_write=leading)
+        self._records = SharedStore(advice=LEDGER_ADVICE, may_write=leading)
         self._ledger = self._new_ledger()
         self._notifications = self._new_notifications(webhook) if webhook else None
         self._intake = EventHandlers(

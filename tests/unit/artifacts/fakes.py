@@ -2,31 +2,26 @@
 
 from collections.abc import Callable, Sequence
 
-from finetune_operator.artifacts.calls import StoreCall
-from finetune_operator.artifacts.port import StorageError
+from finetune_storage.calls import StoreCall, current
 
 type Work = Callable[[StoreCall, str], bytes | None]
 
 
 class Scripted:
-    def __init__(self, work: Work, *, seconds: float = 60) -> None:
+    def __init__(self, work: Work) -> None:
         self._work = work
-        self.seconds = seconds
 
-    def read(self, call: StoreCall, uri: str, limit: int) -> bytes | None:
-        return self._work(call, uri)
+    def read(self, uri: str, limit: int | None = None) -> bytes | None:
+        return self._work(current(), uri)
 
-    def read_part(self, call: StoreCall, uri: str, start: int, size: int) -> bytes | None:
-        return self._work(call, uri)
+    def read_part(self, uri: str, start: int, size: int) -> bytes | None:
+        return self._work(current(), uri)
 
-    def list(self, call: StoreCall, uri: str, limit: int) -> Sequence[str]:
+    def names(self, uri: str, *, limit: int, longest: int) -> Sequence[str]:
         raise NotImplementedError
 
-    def write(self, call: StoreCall, uri: str, content: bytes) -> None:
-        self._work(call, uri)
+    def write(self, uri: str, content: bytes) -> None:
+        self._work(current(), uri)
 
-    def create(self, call: StoreCall, uri: str, content: bytes) -> bool:
+    def create(self, uri: str, content: bytes) -> bool:
         raise NotImplementedError
-
-    def explained(self, uri: str, error: Exception) -> StorageError | None:
-        return None

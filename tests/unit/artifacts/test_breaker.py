@@ -6,7 +6,6 @@ from threading import Event
 import pytest
 
 from finetune_operator.artifacts import shared_store
-from finetune_operator.artifacts.calls import StoreCall
 from finetune_operator.artifacts.port import (
     RECORD_LIMIT,
     ObjectTooLarge,
@@ -16,6 +15,7 @@ from finetune_operator.artifacts.port import (
 )
 from finetune_operator.artifacts.shared_store import SharedStore
 from finetune_operator.artifacts.tenant_shares import calls_for_tenant
+from finetune_storage.calls import StoreCall
 from tests.unit.artifacts.fakes import Scripted
 
 ERROR = "no response within 20 s"
@@ -48,7 +48,7 @@ class World:
         self.bucket = Bucket()
         self.refused: list[str] = []
         self.store = SharedStore(
-            {"gs": lambda: Scripted(self.bucket)}, refused=self.refused.append, clock=lambda: self.now
+            {"gs": Scripted(self.bucket)}, refused=self.refused.append, clock=lambda: self.now
         )
 
     async def fails(self, uri: str = "gs://b/team-a/x") -> bool:

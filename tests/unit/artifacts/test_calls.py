@@ -5,15 +5,15 @@ from threading import Event
 
 import pytest
 
-from finetune_operator.artifacts.calls import CallEndedError, StoreCall
 from finetune_operator.artifacts.port import StorageUnavailable
 from finetune_operator.artifacts.shared_store import SharedStore
 from finetune_operator.artifacts.tenant_shares import calls_for_tenant
+from finetune_storage.calls import CallEndedError, StoreCall
 from tests.unit.artifacts.fakes import Scripted, Work
 
 
 def storage(work: Work, *, threads: int = 64, seconds: float = 60) -> SharedStore:
-    return SharedStore({"gs": lambda: Scripted(work, seconds=seconds)}, threads=threads)
+    return SharedStore({"gs": Scripted(work)}, seconds=seconds, threads=threads)
 
 
 async def test_the_wait_for_a_thread_is_not_the_stores_silence() -> None:

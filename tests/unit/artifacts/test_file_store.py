@@ -1,5 +1,10 @@
 import asyncio
+import gc
 import os
+import subprocess
+import sys
+import tempfile
+import tracemalloc
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +22,8 @@ from finetune_operator.artifacts.port import (
     StoredBytes,
 )
 from finetune_operator.artifacts.shared_store import SharedStore
+from finetune_storage.errors import ObjectMissing
+from finetune_storage.files import FileStore
 
 
 @pytest.fixture
@@ -40,6 +47,22 @@ async def test_what_was_written_is_read_and_listed(root: Path) -> None:
     assert await store.list(f"file://{root}/attempts") == ["train-1/failure.json", "train-1/result.json"]
 
 
+ALONE = """
+import asyncio, sys
+sys.modules.update(dict.fromkeys(["google.cloud", "google.auth", "google.api_core", "requests"]))
+import finetune_operator.cli.main
+from finetune_operator.artifacts.shared_store import SharedStore
+asyncio.run(SharedStore().write(sys.argv[1], b"{}"))
+print(asyncio.run(SharedStore().read(sys.argv[1])))
+"""
+
+
+def test_without_a_bucket_no_library_of_google_is_needed(root: Path) -> None:
+    command = [sys.executable, "-c", ALONE, f"file://{root}/x"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout == "b'{}'\n", done.stderr
+
+
 async def test_what_is_not_there_is_none_and_empty(root: Path) -> None:
     store = SharedStore()
     (root / "a-file").write_text("x")
@@ -49,8 +72,9 @@ async def test_what_is_not_there_is_none_and_empty(root: Path) -> None:
     assert await store.list(f"file://{root}/nothing") == []
 
 
-async def test_a_file_that_is_being_written_is_not_listed(root: Path) -> None:
-    (root / ".writing-abc").write_text("half")
+@pytest.mark.parametrize("name", [".partial-abc", ".writing-abc"])
+async def test_a_file_that_is_being_written_is_not_listed(root: Path, name: str) -> None:
+    (root / name).write_text("half")
     assert await SharedStore().list(f"file://{root}") == []
 
 
@@ -98,9 +122,10 @@ async def test_a_part_begins_at_its_offset_and_ends_with_the_file(root: Path) ->
     assert await store.read_part(f"file://{root}/nothing", start=0, size=4) is None
 
 
-async def test_names_with_blanks_are_unquoted(root: Path) -> None:
-    (root / "a b").write_text("x")
-    assert await SharedStore().read(f"file://{root}/a%20b") == b"x"
+async def test_names_stand_for_themselves_as_for_the_trainer(root: Path) -> None:
+    for name in ("a b", "a%20b", "a#b?c"):
+        (root / name).write_text(name)
+        assert await SharedStore().read(f"file://{root}/{name}") == name.encode()
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may read everything")
@@ -262,3 +287,122 @@ async def test_content_knows_when_it_was_written(root: Path) -> None:
     content = await SharedStore().read(f"file://{root}/progress.json")
     assert isinstance(content, StoredBytes)
     assert content.stored == datetime.fromtimestamp(1_800_000_000, UTC)
+
+
+@pytest.mark.parametrize("target", ["link", "a0/below", "nothing"])
+def test_a_link_to_no_file_hides_no_other_file(root: Path, target: str) -> None:
+    files = [f"{letter}{number}" for letter in "az" for number in range(5)]
+    for name in files[:5]:
+        (root / name).touch()
+    (root / "link").symlink_to(target)
+    for name in files[5:]:
+        (root / name).touch()
+    assert FileStore().names(f"file://{root}", limit=100, longest=100) == files
+    assert len(list(FileStore()._below(f"file://{root}"))) == 11  # the link counts
+
+
+@pytest.fixture
+def unprivileged() -> Iterator[Path]:
+    """A folder of a user whom permissions bind, as which the test runs."""
+    with tempfile.TemporaryDirectory() as name:
+        folder, user = Path(name), os.geteuid()
+        if user == 0:
+            os.chown(folder, 65534, -1)
+            os.seteuid(65534)
+        try:
+            yield folder
+        finally:
+            os.seteuid(user)
+            for path in (folder, *folder.rglob("*")):
+                if path.is_dir():
+                    path.chmod(0o755)
+
+
+def test_an_unreadable_subfolder_of_a_trusted_folder_is_passed_over(unprivileged: Path) -> None:
+    (unprivileged / "lost+found").mkdir(mode=0)
+    (unprivileged / "rows.jsonl").touch()
+    uri = f"file://{unprivileged}"
+    assert FileStore().names(uri, limit=10, longest=100) == ["rows.jsonl"]
+    with pytest.raises(StorageDenied):
+        FileStore().names(f"{uri}/lost+found", limit=10, longest=100)
+    with pytest.raises(StorageDenied):
+        FileStore(lambda path: (path.name,)).names(uri, limit=10, longest=100)
+
+
+def test_a_folder_that_may_be_searched_but_not_listed_serves_its_files(unprivileged: Path) -> None:
+    folder = unprivileged / "folder"
+    folder.mkdir()
+    (folder / "inner").mkdir()
+    folder.chmod(0o311)
+    for store in (FileStore(), FileStore(lambda path: path.parts[-2:])):
+        store.write(f"file://{folder}/record.json", b"{}")
+        assert store.read(f"file://{folder}/record.json") == b"{}"
+        assert store.names(f"file://{folder}/inner", limit=10, longest=100) == []
+
+
+def test_a_refused_listing_leaves_no_folder_open(root: Path) -> None:
+    deep = root.joinpath(*"d" * 16)
+    deep.mkdir(parents=True)
+    for number in range(30):
+        (deep / str(number)).touch()
+    errors: list[ListingTooLarge] = []
+    gc.disable()
+    try:
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        for _ in range(3):
+            try:
+                FileStore().names(f"file://{root}", limit=20, longest=100)
+            except ListingTooLarge as error:
+                errors.append(error)
+        assert len(list(Path("/proc/self/fd").iterdir())) == before
+    finally:
+        gc.enable()
+    assert len(errors) == 3
+
+
+@pytest.mark.parametrize("limit", [None, 2**24])
+def test_a_read_holds_content_at_most_twice(root: Path, limit: int | None) -> None:
+    size = 2**24
+    (root / "model").write_bytes(b"x" * size)
+    tracemalloc.start()
+    try:
+        content = FileStore().read(f"file://{root}/model", limit)
+        assert content is not None
+        assert len(content) == size
+        assert tracemalloc.get_traced_memory()[1] < 2.1 * size
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_file_above_the_limit_is_refused_with_its_version_and_not_read(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (root / "record").write_bytes(b"0123456789")
+    version = getattr(FileStore().read(f"file://{root}/record", 10), "version", "")
+    assert version
+    for call in ("read", "pread"):
+        monkeypatch.setattr(os, call, lambda *_: pytest.fail("content was read"))
+    with pytest.raises(ObjectTooLarge) as caught:
+        FileStore().read(f"file://{root}/record", 9)
+    assert caught.value.version == version
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "folder"])
+async def test_a_write_that_something_of_a_pod_obstructs_is_unavailable(run: Path, kind: str) -> None:
+    target = run / "attempts" / "x"
+    (run / "elsewhere").mkdir()
+    if kind == "file":
+        target.write_text("x")
+    elif kind == "link":
+        target.symlink_to(run / "elsewhere")
+    else:
+        (target / "record.json").mkdir(parents=True)
+    with pytest.raises(StorageUnavailable):
+        await SharedStore().write(f"file://{target}/record.json", b"{}")
+    assert list((run / "elsewhere").iterdir()) == []
+
+
+def test_the_upload_of_a_vanished_source_says_that_it_is_missing(root: Path) -> None:
+    with pytest.raises(ObjectMissing):
+        FileStore().upload(root / "nothing", f"file://{root}/copy")
+    assert every_file(root) == []

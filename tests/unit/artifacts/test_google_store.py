@@ -6,13 +6,14 @@ import gzip
 import json
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 import pytest
 from aiohttp import web
+from google.auth.exceptions import GoogleAuthError, MutualTLSChannelError
 
-from finetune_operator.artifacts import google_store
+from finetune_operator.artifacts import shared_store
 from finetune_operator.artifacts.port import (
     NAME_LENGTH,
     NAMES_LIMIT,
@@ -27,7 +28,7 @@ from finetune_operator.artifacts.port import (
     StorageUnavailable,
     StoredBytes,
 )
-from finetune_operator.artifacts.shared_store import SharedStore, blocking_stores
+from finetune_operator.artifacts.shared_store import SharedStore
 from finetune_operator.artifacts.tenant_shares import calls_for_tenant
 
 #: The library does not close the response of a failed download; only garbage collection does.
@@ -63,7 +64,7 @@ async def bucket(unused_tcp_port: int, monkeypatch: pytest.MonkeyPatch) -> Async
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", unused_tcp_port).start()
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{unused_tcp_port}")
-    monkeypatch.setattr(google_store, "_RETRY", google_store._RETRY.with_timeout(0.3))
+    monkeypatch.setattr(shared_store, "RETRIES", replace(shared_store.RETRIES, total=0.3))
     yield made
     await runner.cleanup()
 
@@ -110,8 +111,16 @@ async def test_an_object_is_created_only_if_there_is_none(bucket: Bucket, store:
     bucket.answer = lambda: web.json_response({"name": "v1/record.json", "bucket": "ledger"})
     assert await store.create("gs://ledger/v1/record.json", b"{}")
     assert "ifGenerationMatch=0" in bucket.paths[0]
-    bucket.answer = error(412, "At least one of the pre-conditions you specified did not hold.")
-    assert not await store.create("gs://ledger/v1/record.json", b"{}")
+    refused = error(412, "At least one of the pre-conditions you specified did not hold.")
+
+    for content, created in ((b"[]", False), (b"another record", False), (b"{}", True)):
+
+        async def serve(request: web.Request, content: bytes = content) -> web.StreamResponse:
+            return refused() if request.method == "POST" else web.Response(body=content)
+
+        bucket.serve = serve
+        # The same content is this writer's, whose first response was lost.
+        assert await store.create("gs://ledger/v1/record.json", b"{}") is created
 
 
 async def test_an_object_that_is_not_there_is_none(bucket: Bucket, store: SharedStore) -> None:
@@ -165,7 +174,7 @@ async def test_no_server_at_all_is_unavailable_in_one_line(
 
 @pytest.mark.parametrize("uri", ["gs:///x", "gs:/b/x"])
 async def test_other_uris_are_refused(store: SharedStore, uri: str) -> None:
-    with pytest.raises(StorageError, match="expected gs://bucket/name"):
+    with pytest.raises(StorageError, match="expected gs://bucket/path"):
         await store.read(uri)
 
 
@@ -223,6 +232,55 @@ async def test_an_empty_object_is_no_absence(bucket: Bucket, store: SharedStore)
     assert await store.read("gs://team/x") == b""
 
 
+@pytest.mark.parametrize(
+    ("checksum", "intact"), [("2Kkj/Q==", False), ("Rb3gRQ==", True), ("Rb3gRQ==,md5=AAAA", True)]
+)
+async def test_a_record_that_is_damaged_on_its_way_is_unavailable(
+    bucket: Bucket, store: SharedStore, checksum: str, intact: bool
+) -> None:
+    """The library compares no checksum of an answer to a range, such as that of a read with a limit."""
+    content = b'{"manifest": 9}'
+    headers = {"Content-Range": f"bytes 0-14/{len(content)}", "X-Goog-Hash": f"crc32c={checksum}"}
+    bucket.answer = lambda: web.Response(status=206, body=content, headers=headers)
+    if intact:
+        assert await store.read("gs://team/run/status.json") == content
+        return
+    with pytest.raises(StorageUnavailable, match="Checksum mismatch"):
+        await store.read("gs://team/run/status.json")
+
+
+async def test_the_body_of_an_object_that_is_too_large_is_not_waited_for(
+    bucket: Bucket, store: SharedStore
+) -> None:
+    """The answer begins with the size of the object."""
+
+    async def serve(request: web.Request) -> web.StreamResponse:
+        headers = {"Content-Range": f"bytes 0-{RECORD_LIMIT}/{2**30}", "X-Goog-Generation": "7"}
+        response = web.StreamResponse(status=206, headers=headers)
+        response.content_length = RECORD_LIMIT + 1
+        await response.prepare(request)
+        await response.write(b"x" * 2**19)
+        await asyncio.sleep(3600)
+        return response
+
+    bucket.serve = serve
+    with pytest.raises(ObjectTooLarge):
+        await store.read("gs://team/run/status.json")
+
+
+@pytest.mark.parametrize("kind", [GoogleAuthError, MutualTLSChannelError])
+async def test_any_failure_of_the_credentials_is_said_as_such(
+    bucket: Bucket, store: SharedStore, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
+    def failing(**_: object) -> None:
+        raise kind("no client certificate")
+
+    monkeypatch.setattr("finetune_storage.google.storage.Client", failing)
+    with pytest.raises(StorageUnauthenticated, match="no usable Google credentials: no client certificate"):
+        await store.read("gs://team/run/status.json")
+    assert bucket.paths == []
+
+
 async def test_a_part_is_one_range_and_fewer_bytes_mean_the_end(bucket: Bucket, store: SharedStore) -> None:
     asked: list[str | None] = []
     content = b"0123456789"
@@ -256,7 +314,7 @@ async def test_a_part_of_what_does_not_exist_is_none(bucket: Bucket, store: Shar
 
 async def test_a_person_who_is_refused_gets_no_advice_about_the_operator(bucket: Bucket) -> None:
     bucket.answer = error(403, "ada@example.com does not have storage.objects.get access.")
-    store = SharedStore(blocking_stores(advice=""))
+    store = SharedStore(advice="")
     with pytest.raises(StorageDenied) as caught:
         await store.list("gs://team/x")
     assert caught.value.message.endswith("storage.objects.get access.")
@@ -313,7 +371,7 @@ async def test_the_deadline_ends_the_work_and_not_the_wait_alone(
     bucket: Bucket, serve: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> None:
     bucket.serve = serve
-    store = SharedStore(blocking_stores(seconds=0.3))
+    store = SharedStore(seconds=0.3)
     asked = (
         [store.list("gs://team/run")]
         if serve is endless_pages

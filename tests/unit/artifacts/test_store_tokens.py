@@ -1,10 +1,12 @@
 """The operator's store, with google-auth itself, against a metadata server that is late, restarts or refuses."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from google.auth.compute_engine import _metadata
 
+from finetune_operator.artifacts import shared_store
 from finetune_operator.artifacts.port import StorageDenied, StorageUnauthenticated, StorageUnavailable
 from finetune_operator.artifacts.shared_store import SharedStore
 from tests.metadata_server import CALLER, Bucket, MetadataServer, listening
@@ -28,6 +30,8 @@ def metadata(monkeypatch: pytest.MonkeyPatch) -> Iterator[MetadataServer]:
     monkeypatch.setenv("GCE_METADATA_IP", made.address)
     monkeypatch.setattr(_metadata, "_GCE_METADATA_HOST", made.address)
     monkeypatch.setattr("google.auth._exponential_backoff.time.sleep", lambda _: None)
+    brief = replace(shared_store.RETRIES, first=0.1, longest=0.1, total=0.1)
+    monkeypatch.setattr(shared_store, "RETRIES", brief)
     yield made
     made.stop()
 

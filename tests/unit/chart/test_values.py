@@ -136,7 +136,10 @@ def test_chart_operator_and_contract_have_one_version() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     versions = {
         tomllib.loads(path.read_text())["project"]["version"]
-        for path in (ROOT / "pyproject.toml", ROOT / "contract" / "pyproject.toml")
+        for path in (
+            ROOT / "pyproject.toml",
+            *(ROOT / name / "pyproject.toml" for name in ("contract", "storage")),
+        )
     }
     assert versions == {chart["version"]} == {chart["appVersion"]}
 

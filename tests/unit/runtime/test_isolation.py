@@ -8,7 +8,6 @@ from threading import Event
 import pytest
 
 from finetune_contract import CacheLayout, RunFolder
-from finetune_operator.artifacts.calls import StoreCall
 from finetune_operator.artifacts.shared_store import SharedStore
 from finetune_operator.artifacts.tenant_shares import calls_for_tenant
 from finetune_operator.cluster.lease import LeaderElection, LeaseSettings
@@ -20,6 +19,7 @@ from finetune_operator.runtime import workers
 from finetune_operator.runtime.metrics import OperatorMetrics
 from finetune_operator.runtime.queue import WorkQueue
 from finetune_operator.runtime.workers import STUCK_SECONDS, Workers, end
+from finetune_storage.calls import StoreCall
 from tests.unit.artifacts.fakes import Scripted
 from tests.unit.cluster.fake_time import FakeTime, settle
 from tests.unit.reconcile.fakes import FakeCluster
@@ -107,12 +107,12 @@ async def test_jobs_on_a_store_that_hangs_do_not_delay_those_of_another_tenant(
     class Bucket(Scripted):
         """A store that hangs for one tenant."""
 
-        def list(self, call: StoreCall, uri: str, limit: int) -> Sequence[str]:
+        def names(self, uri: str, *, limit: int, longest: int) -> Sequence[str]:
             if "/dead/" in uri:
                 may_end.wait()
             return []
 
-    store = SharedStore({"file": lambda: Bucket(lambda _call, _uri: None)})
+    store = SharedStore({"file": Bucket(lambda _call, _uri: None)})
     seen: asyncio.Queue[str] = asyncio.Queue()
 
     async def reconcile(key: JobKey, retry_in: float) -> float | None:
@@ -150,7 +150,7 @@ async def test_the_lease_is_released_when_the_last_write_to_the_store_has_ended(
             stopped.set()
             await super().ended()
 
-    store = Store({"file": lambda: Scripted(write)})
+    store = Store({"file": Scripted(write)})
 
     async def lead() -> None:
         writing = asyncio.ensure_future(store.write(f"file://{tmp_path}/x", b""))

@@ -317,9 +317,9 @@ def _require_weights(model: _Found, needed: Sequence[str], *, heads: bool) -> No
 def _require_plain(entries: Iterable[Entry]) -> None:
     """Raises ``StageError`` 65 for a file of which parts are read and that is stored compressed."""
     for entry in entries:
-        if entry.compression is not None:
+        if packed := content_encoding.compression(entry.encoding):
             raise content_encoding.refused(
-                entry.uri, f"Content-Encoding: {entry.compression}", "weights that are stored compressed are not read",
+                entry.uri, f"Content-Encoding: {packed}", "weights that are stored compressed are not read",
                 "no Content-Encoding",
             )  # fmt: skip
 

@@ -8,15 +8,20 @@ import fnmatch
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from finetune_contract.exit_codes import ExitCode
+from finetune_storage.calls import RetryRule
+from finetune_storage.errors import ObjectMissing, ObjectTooLarge
+from finetune_storage.files import FileStore, size_and_time
+from finetune_storage.google import GoogleStore
+from finetune_storage.store import JSON, Entry
+from finetune_storage.uris import is_inside, join, name_of, parse
 from finetune_trainer.errors import StageError
-from finetune_trainer.storage.base import Backend, Entry, VersionedContent, missing
-from finetune_trainer.storage.gcs import GcsBackend
-from finetune_trainer.storage.local import LocalBackend, size_and_time
-from finetune_trainer.storage.uri import fixed_prefix, has_wildcard, is_inside, join, name_of, parse
+from finetune_trainer.storage import content_encoding
+from finetune_trainer.storage.failures import as_stage_errors, log_retry, stage_error
 
 __all__ = [
     "Entry",
@@ -31,17 +36,31 @@ __all__ = [
     "unchanged",
 ]  # fmt: skip
 
+#: A stage waits five minutes for a bucket, or for an access token.
+RETRIES = RetryRule(connect=10, read=60, first=0.5, longest=20, total=300, retrying=log_retry)
 _PARALLEL = 8
+_WILDCARDS = frozenset("*?[")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionedContent:
+    """A file's content and the version it belongs to."""
+
+    content: bytes | None
+    """None if the file is larger than the requested limit."""
+    version: str
+    """Changes with every write."""
 
 
 def open_store() -> "StorageClient":
     """Returns a client for local files and Cloud Storage. It connects to Cloud Storage at the first ``gs://`` URI."""
-    return StorageClient(local=LocalBackend(), gcs=GcsBackend())
+    return StorageClient(local=FileStore(), gcs=GoogleStore(RETRIES))
 
 
 def local_path(uri: str) -> Path | None:
     """Returns the path of a ``file://`` URI, None for a ``gs://`` URI."""
-    address = parse(uri)
+    with as_stage_errors():
+        address = parse(uri)
     return address if isinstance(address, Path) else None
 
 
@@ -63,18 +82,22 @@ def unchanged(entry: Entry) -> bool:
 class StorageClient:
     """Reads and writes files and folders of both kinds of storage. Thread safe."""
 
-    def __init__(self, *, local: Backend, gcs: Backend) -> None:
+    def __init__(self, *, local: FileStore, gcs: GoogleStore) -> None:
         self._local = local
         self._gcs = gcs
 
-    def _of(self, uri: str) -> Backend:
-        return self._local if isinstance(parse(uri), Path) else self._gcs
+    def _of(self, uri: str) -> FileStore | GoogleStore:
+        return self._gcs if local_path(uri) is None else self._local
 
     # --- single files ---------------------------------------------------------------------------------------------
 
     def read(self, uri: str) -> bytes:
         """Returns the file's content. Raises ``StageError`` 66 if it does not exist."""
-        return self._of(uri).read(uri)
+        with as_stage_errors():
+            content = self._of(uri).read(uri)
+        if content is None:
+            raise stage_error(ObjectMissing(uri))
+        return content_encoding.unpacked(content, content.encoding, uri)
 
     def read_or_none(self, uri: str) -> bytes | None:
         """Returns the file's content, None if it does not exist. Sends a single request in both cases."""
@@ -90,30 +113,40 @@ class StorageClient:
 
         Content of more than ``limit`` bytes is not read.
         """
-        return self._of(uri).read_current(uri, limit)
+        with as_stage_errors():
+            try:
+                stored = self._of(uri).read(uri, limit)
+            except ObjectMissing:
+                return None
+            except ObjectTooLarge as error:
+                return VersionedContent(content=None, version=error.version)
+        if stored is None:
+            return None
+        content = content_encoding.unpacked(stored, stored.encoding, uri)
+        return VersionedContent(content=content, version=stored.version)
 
-    def write(self, uri: str, data: bytes | str, *, content_type: str = "application/json") -> None:
+    def write(self, uri: str, data: bytes | str, *, content_type: str = JSON) -> None:
         """Replaces the file atomically: readers see either the old or the new content."""
-        self._of(uri).write(uri, data.encode() if isinstance(data, str) else data, content_type)
+        with as_stage_errors():
+            self._of(uri).write(uri, _bytes(data), content_type)
 
-    def create(self, uri: str, data: bytes | str, *, content_type: str = "application/json") -> bool:
+    def create(self, uri: str, data: bytes | str, *, content_type: str = JSON) -> bool:
         """Writes the file only if it does not exist yet. Returns False if another writer created it first."""
-        return self._of(uri).create(uri, data.encode() if isinstance(data, str) else data, content_type)
+        with as_stage_errors():
+            return self._of(uri).create(uri, _bytes(data), content_type)
 
-    def replace(
-        self, uri: str, data: bytes | str, *, version: str, content_type: str = "application/json"
-    ) -> bool:
+    def replace(self, uri: str, data: bytes | str, *, version: str, content_type: str = JSON) -> bool:
         """Replaces the file atomically if its version, from ``read_current``, is still ``version``.
 
         Returns False if the file has been replaced or deleted since.
         """
-        return self._of(uri).replace(
-            uri, data.encode() if isinstance(data, str) else data, content_type, version
-        )
+        with as_stage_errors():
+            return self._of(uri).replace(uri, _bytes(data), content_type, version)
 
     def stat(self, uri: str) -> Entry | None:
         """Returns size, modification time and checksum of a file; None if it does not exist."""
-        return self._of(uri).stat(uri)
+        with as_stage_errors():
+            return self._of(uri).stat(uri)
 
     def exists(self, uri: str) -> bool:
         return self.stat(uri) is not None
@@ -124,7 +157,9 @@ class StorageClient:
         ``generation`` is that of a listed object in a bucket. Raises ``StageError`` 66 if the object has been replaced
         since.
         """
-        self._of(uri).download(uri, target, generation)
+        with as_stage_errors():
+            encoding = self._of(uri).download(uri, target, generation)
+        content_encoding.unpack(target, encoding, uri)
         return target
 
     def read_range(self, uri: str, start: int, end: int, *, generation: str | None = None) -> bytes:
@@ -132,34 +167,47 @@ class StorageClient:
 
         ``generation`` has the same meaning as in ``fetch_file``.
         """
-        return self._of(uri).read_range(uri, start, end, generation)
+        with as_stage_errors():
+            part = self._of(uri).read_part(uri, start, end - start, generation)
+        if part is None:
+            raise stage_error(ObjectMissing(uri))
+        if packed := content_encoding.compression(part.encoding):
+            raise content_encoding.refused(
+                uri, f"Content-Encoding: {packed}", "parts of the object cannot be read, because it is stored packed",
+                "no Content-Encoding",
+            )  # fmt: skip
+        return part
 
     def upload_file(self, source: Path, uri: str) -> None:
-        self._of(uri).upload(source, uri)
+        with as_stage_errors():
+            self._of(uri).upload(source, uri)
 
     def delete(self, uri: str) -> None:
         """Deletes one file. Does nothing if it does not exist."""
-        self._of(uri).delete(uri)
+        with as_stage_errors():
+            self._of(uri).delete(uri)
 
     def require_bucket(self, uri: str) -> None:
         """Raises ``StageError`` 66 if the bucket of a ``gs://`` URI does not exist, 77 if its metadata is denied."""
-        self._of(uri).require_bucket(uri)
+        with as_stage_errors():
+            self._of(uri).require_bucket(uri)
 
     # --- folders --------------------------------------------------------------------------------------------------
 
     def entries(self, uri: str) -> Iterator[Entry]:
         """Yields every file below the folder, ordered by name; nothing if the folder does not exist."""
-        return self._of(uri).entries(uri.rstrip("/"))
+        with as_stage_errors():
+            yield from self._of(uri).entries(uri.rstrip("/"))
 
     def glob(self, pattern: str) -> list[Entry]:
         """Returns the matching files. Wildcards do not match slashes; a pattern without wildcards names one file."""
-        if not has_wildcard(pattern):
+        wanted = pattern.split("/")
+        fixed = next((count for count, part in enumerate(wanted) if _WILDCARDS & set(part)), None)
+        if fixed is None:
             entry = self.stat(pattern)
             return [] if entry is None else [entry]
-        wanted = pattern.split("/")
-        return [
-            entry for entry in self.entries(fixed_prefix(pattern)) if _matches(entry.uri.split("/"), wanted)
-        ]
+        folder = "/".join(wanted[:fixed])
+        return [entry for entry in self.entries(folder) if _matches(entry.uri.split("/"), wanted)]
 
     def fetch_folder(self, uri: str, scratch: Path, *, include: Sequence[str] = ("*",)) -> Path:
         """Returns a local folder with the files below ``uri``.
@@ -170,7 +218,7 @@ class StorageClient:
         local = local_path(uri)
         if local is not None:
             if not local.is_dir():
-                raise missing(uri)
+                raise stage_error(ObjectMissing(uri))
             return local
         prefix = uri.rstrip("/") + "/"
         found = {entry.uri.removeprefix(prefix): entry for entry in self.entries(uri)}
@@ -180,7 +228,7 @@ class StorageClient:
             if any(fnmatch.fnmatch(name, pattern) for pattern in include)
         }
         if not wanted:
-            raise missing(uri)
+            raise stage_error(ObjectMissing(uri))
         return self.fetch_listed(wanted, scratch)
 
     def fetch_listed(
@@ -234,11 +282,15 @@ class StorageClient:
         Files in ``first`` are deleted before all others, so that no reader takes the remainder for a complete folder.
         """
         for name in first:
-            self._of(uri).delete(join(uri, name))
+            self.delete(join(uri, name))
         _in_parallel([partial(self.delete, entry.uri) for entry in self.entries(uri)])
         local = local_path(uri)
         if local is not None:
             shutil.rmtree(local, ignore_errors=True)  # removes the remaining empty folders
+
+
+def _bytes(data: bytes | str) -> bytes:
+    return data.encode() if isinstance(data, str) else data
 
 
 def _matches(parts: Sequence[str], wanted: Sequence[str]) -> bool:

@@ -12,7 +12,7 @@ from finetune_operator.artifacts.port import (
     StorageUnauthenticated,
     StorageUnavailable,
 )
-from finetune_operator.artifacts.shared_store import SharedStore, blocking_stores
+from finetune_operator.artifacts.shared_store import SharedStore
 from finetune_operator.cli import text
 from finetune_operator.cli.errors import CliError
 from finetune_operator.results.errors import ResultsError
@@ -26,7 +26,7 @@ def caller_store() -> ObjectStore:
     """Returns the store of any URI, for reads with the caller's own credentials."""
     # A person who has logged in without a project for quotas gets a warning, which these reads do not need.
     warnings.filterwarnings("ignore", category=UserWarning, module=r"google\.auth\b")
-    return SharedStore(blocking_stores(advice="", seconds=_CALL_SECONDS))
+    return SharedStore(advice="", seconds=_CALL_SECONDS)
 
 
 @contextmanager

@@ -1,17 +1,14 @@
-"""URIs of files and folders: ``gs://bucket/key`` and ``file:///path``."""
+"""URIs of files and folders: ``gs://bucket/key`` and ``file:///path``. Names stand for themselves: none is quoted."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from finetune_contract.exit_codes import ExitCode
-from finetune_trainer.errors import StageError
-
-_MAGIC = frozenset("*?[")
+from finetune_storage.errors import InvalidUri
 
 
 @dataclass(frozen=True, slots=True)
-class GcsAddress:
+class BucketPath:
     """An object or folder in a bucket."""
 
     bucket: str
@@ -19,26 +16,35 @@ class GcsAddress:
     """Object name without leading or trailing slash; empty for the bucket itself."""
 
 
-def parse(uri: str) -> GcsAddress | Path:
+def parse(uri: str) -> BucketPath | Path:
     """Returns bucket and key, or an absolute local path. Trailing slashes are ignored.
 
-    Raises ``StageError`` 64 for other schemes, for ``.`` and ``..``, and for an empty name between two slashes, below
-    which a name would be an absolute path.
+    Raises InvalidUri for other schemes, for ``.`` and ``..``, and for an empty name between two slashes, below which a
+    name would be an absolute path.
     """
     kind, _, rest = uri.partition("://")
     names = rest.rstrip("/").split("/")
     if kind == "gs" and names[0] and _are_plain(names):
-        return GcsAddress(names[0], "/".join(names[1:]))
+        return BucketPath(names[0], "/".join(names[1:]))
     if kind == "file" and not names[0] and _are_plain(names[1:]):
         return Path("/", *names[1:])
-    raise StageError(
-        ExitCode.BAD_REQUEST,
-        "InvalidUri",
-        "the trainer cannot read this URI",
-        actual=repr(uri),
-        expected="gs://bucket/path or file:///path, without empty names, '.' and '..'",
-        fix="Correct the URI.",
-    )
+    raise InvalidUri(uri)
+
+
+def bucket_path(uri: str) -> BucketPath:
+    """Parses a ``gs://`` URI. Raises InvalidUri for any other."""
+    address = parse(uri)
+    if isinstance(address, Path):
+        raise InvalidUri(uri)
+    return address
+
+
+def file_path(uri: str) -> Path:
+    """Parses a ``file://`` URI. Raises InvalidUri for any other."""
+    address = parse(uri)
+    if not isinstance(address, Path):
+        raise InvalidUri(uri)
+    return address
 
 
 def is_inside(name: str) -> bool:
@@ -58,18 +64,3 @@ def join(uri: str, *parts: str) -> str:
 def name_of(uri: str) -> str:
     """Returns the last component of a URI."""
     return PurePosixPath(uri).name
-
-
-def fixed_prefix(pattern: str) -> str:
-    """Returns the folders of a glob pattern before its first wildcard; the pattern's parent folder if it has none."""
-    head: list[str] = []
-    for part in pattern.split("/")[:-1]:
-        if _MAGIC & set(part):
-            break
-        head.append(part)
-    return "/".join(head)
-
-
-def has_wildcard(uri: str) -> bool:
-    """Whether a URI is a glob pattern."""
-    return bool(_MAGIC & set(uri))
