@@ -224,7 +224,10 @@ class FileStore:
         The new file is deleted at the end unless it was renamed.
         """
         unfinished = f"{_UNFINISHED}{token_hex(8)}"
-        with _failures(uri, writing=self._boundary is not None), self._parent(uri, make=True) as (folder, name):
+        with (
+            _failures(uri, writing=self._boundary is not None),
+            self._parent(uri, make=True) as (folder, name),
+        ):
             try:
                 with os.fdopen(os.open(unfinished, _NEW, _READABLE, dir_fd=folder), "wb") as new:
                     # Readable for pods that run as another user, whatever the umask is.
