@@ -253,3 +253,35 @@ async def test_a_reconcile_writes_the_status_once_with_what_is_recorded(bench: B
     shown = {"records": 1, "chipHours": "2.5", "attempts": [{"stage": Stage.TRAIN, "number": 1}]}
     assert cluster.of(JOBS)[0]["status"]["ledger"] == shown
     assert cluster.writes() == ["patch finetunejobs/status"]
+
+
+@pytest.mark.parametrize(
+    ("hours", "values", "pending"),
+    [
+        ((1, 2), [{"hours": 1}, {"hours": 2}], 0),
+        ((1, 2), [{"hours": 1}], 1),
+        # Another end, from a status that is lost: nothing is left of it.
+        ((1, 2), [{"hours": 1, "reason": "Stopped"}], 1),
+        ((1, 2), [{"hours": 1}, {"hours": 2, "reason": "Stopped"}], 0),
+        # Written before a crash, for less usage: the rest is due with the next record, or as one.
+        ((2, 2), [{"hours": 1}], 1),
+        ((1, 2), [{"hours": 1}, {"hours": 1}], 1),
+        # The attempt has ended since.
+        ((1, 2), [{"hours": 1, "outcome": LedgerOutcome.RUNNING}], 2),
+        ((1, 2), [{"hours": 1}, {"hours": 2, "outcome": LedgerOutcome.RUNNING}], 1),
+    ],
+)
+def test_pending_is_the_number_of_records_that_are_due_next(
+    hours: tuple[int, ...], values: list[dict[str, Any]], pending: int
+) -> None:
+    due = [
+        record(sequence=number, number=number, chip_hours=Decimal(used))
+        for number, used in enumerate(hours, 1)
+    ]
+    stored = [
+        entry.model_copy(update=update | {"chip_hours": Decimal(update["hours"])})
+        for entry, update in zip(due, values, strict=False)
+    ]
+    ledger = with_records(RUNNING, due, stored).ledger
+    assert ledger is not None
+    assert (ledger.records, ledger.pending or 0) == (len(stored), pending)

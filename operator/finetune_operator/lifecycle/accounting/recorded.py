@@ -27,7 +27,7 @@ def with_records(
         if record.ends_attempt:
             key = AttemptKey(record.stage, record.number, record.restart)
             known[record.stage] = max(key, known.get(record.stage, key))
-    left = [record for record in due if record not in written]
+    left = _left(due, written)
     ledger = LedgerStatus.model_construct(
         records=recorded_count(status) + len(written),
         chip_hours=text_of(recorded.chip_hours),
@@ -41,6 +41,17 @@ def with_records(
         pending_day=left[0].day if left else None,
     )
     return status.model_copy(update={"ledger": ledger, "cost": _at_least(status.cost, recorded)})
+
+
+def _left(due: Sequence[LedgerRecord], written: Sequence[LedgerRecord]) -> Sequence[LedgerRecord]:
+    """Returns what is due after ``written``. Usage that its last record lacks is due with the next one, if there is one."""
+    later = due[len(written) :]
+    if written:
+        last, stored = due[len(written) - 1], written[-1]
+        lacks_end = last.ends_attempt and not stored.ends_attempt
+        if lacks_end or (not later and Amounts.of_record(last) - Amounts.of_record(stored)):
+            return (last, *later)
+    return later
 
 
 def recorded_count(status: FineTuneJobStatus) -> int:
