@@ -44,7 +44,7 @@ def with_records(
 
 
 def _left(due: Sequence[LedgerRecord], written: Sequence[LedgerRecord]) -> Sequence[LedgerRecord]:
-    """Returns what is due after ``written``. Usage that its last record lacks is due with the next one, if there is one."""
+    """Returns what is due after ``written``. What its last record lacks is due with the next one, if there is one."""
     later = due[len(written) :]
     if written:
         last, stored = due[len(written) - 1], written[-1]
