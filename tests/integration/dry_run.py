@@ -2,6 +2,7 @@
 
 import json
 import re
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from http.client import HTTPSConnection
 from typing import Self
 from urllib.parse import urlsplit
 
-from devcluster.kube import Kube
+from finetune_operator.cluster.kubeconfig import read_kubeconfig
 from tests.doubles.local_cluster import LocalCluster
 
 _UNKNOWN_FIELD = re.compile(r'unknown field "([^"]*)"')
@@ -43,8 +44,11 @@ class DryRun:
     @classmethod
     @contextmanager
     def on(cls, cluster: LocalCluster) -> Iterator[Self]:
-        kube = Kube.of(cluster.kubeconfig)
-        connection = HTTPSConnection(urlsplit(kube.server).netloc, context=kube.context, timeout=60)
+        kubeconfig = read_kubeconfig(str(cluster.kubeconfig))
+        chosen = kubeconfig.context(kubeconfig.current, None)
+        tls = ssl.create_default_context(cafile=chosen.cluster["certificate-authority"])
+        tls.load_cert_chain(chosen.user["client-certificate"], chosen.user["client-key"])
+        connection = HTTPSConnection(urlsplit(chosen.cluster["server"]).netloc, context=tls, timeout=60)
         try:
             yield cls(connection)
         finally:

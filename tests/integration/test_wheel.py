@@ -58,7 +58,7 @@ def test_the_wheel_requires_no_package_of_this_repository(wheel: Path) -> None:
         required = Parser().parsestr(archive.read(metadata).decode()).get_all("Requires-Dist") or []
         packages = {name.split("/")[0] for name in archive.namelist() if ".dist-info" not in name}
         pages = {name for name in archive.namelist() if "/pages/templates/" in name}
-    assert packages == {"finetune_operator", "finetune_contract"}
+    assert packages == {"finetune_operator", "finetune_contract", "finetune_storage"}
     assert {"document.html.j2", "style.css", "compare.html.j2", "compare.txt.j2"} <= {
         name.rpartition("/")[2] for name in pages
     }
