@@ -6,7 +6,6 @@ Credentials come from the environment (Workload Identity); with ``STORAGE_EMULAT
 import base64
 import io
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -293,9 +292,6 @@ class GoogleStore:
                 return
             # Others may have waited for the metadata server in the meantime.
             calls.current().left()
-            # Otherwise the library requests each bucket's metadata, in threads that never end and with a permission
-            # that the operator does not need, for traces that are not recorded.
-            os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
             # Objects belong to a bucket, not to a project, and a person's credentials may name none.
             client = storage.Client(project=None)
             session = client._http  # noqa: SLF001  the library's documentation mounts adapters this way

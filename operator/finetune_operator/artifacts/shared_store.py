@@ -6,6 +6,7 @@ for a while, so that not each of its jobs calls it.
 
 import asyncio
 import contextvars
+import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -48,6 +49,9 @@ def _made(scheme: str, advice: str) -> BlockingStore:
         # Imported on first use: 20 MiB and 0.4 s that a file://-only cluster and most commands do not need.
         from finetune_storage.google import GoogleStore
 
+        # Otherwise the library requests each bucket's metadata, in threads that never end and with a permission that
+        # the operator does not need, for traces that are not recorded.
+        os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
         return GoogleStore(RETRIES, advice=advice)
     # Imported on first use: it needs POSIX, and the command line reads buckets on Windows, too.
     from finetune_storage.files import FileStore
