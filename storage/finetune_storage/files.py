@@ -1,6 +1,5 @@
 """``file://`` storage: local folders, with the same guarantees as a bucket. Needs POSIX."""
 
-import base64
 import contextlib
 import errno
 import fcntl
@@ -18,7 +17,7 @@ from typing import IO
 
 from finetune_storage import calls
 from finetune_storage.errors import ObjectMissing, ObjectTooLarge, StorageDenied, StorageUnavailable
-from finetune_storage.store import JSON, Entry, StoredBytes, bounded
+from finetune_storage.store import JSON, Entry, StoredBytes, bounded, crc32c_of
 from finetune_storage.uris import file_path
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -146,7 +145,9 @@ class FileStore:
             facts = size_and_time(path)
             if facts is None:
                 return None
-            return Entry(uri=uri, size=facts[0], updated=facts[1], crc32c=_crc32c(path))
+            with path.open("rb") as stream:
+                crc32c = crc32c_of(iter(lambda: stream.read(_PIECE), b""))
+            return Entry(uri=uri, size=facts[0], updated=facts[1], crc32c=crc32c)
 
     def require_bucket(self, uri: str) -> None:
         pass
@@ -308,14 +309,3 @@ def _modified(facts: os.stat_result) -> datetime:
 def _version(facts: os.stat_result) -> str:
     """Returns the file's version, which is unique because every write creates a new file and renames it."""
     return f"{facts.st_ino}.{facts.st_mtime_ns}.{facts.st_size}"
-
-
-def _crc32c(path: Path) -> str:
-    # Imported here: only the trainer compares checksums.
-    import google_crc32c
-
-    checksum = google_crc32c.Checksum()
-    with path.open("rb") as stream:
-        while chunk := stream.read(_PIECE):
-            checksum.update(chunk)
-    return base64.b64encode(checksum.digest()).decode()

@@ -3,7 +3,6 @@
 Credentials come from the environment (Workload Identity); with ``STORAGE_EMULATOR_HOST`` none are used.
 """
 
-import base64
 import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +14,6 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-import google_crc32c
 import requests
 import urllib3
 from google.api_core import exceptions
@@ -37,7 +35,7 @@ from finetune_storage.errors import (
     StorageUnavailable,
     TokenUnavailable,
 )
-from finetune_storage.store import JSON, Entry, StoredBytes, bounded
+from finetune_storage.store import JSON, Entry, StoredBytes, bounded, crc32c_of
 from finetune_storage.uris import bucket_path
 
 #: Connections that are kept for later requests: one for each concurrent call of an operator.
@@ -366,7 +364,7 @@ def _compare_checksum(content: bytes, headers: Mapping[str, str]) -> None:
     """Raises DataCorruption if the content is not what the response says that the object contains."""
     checksums = dict(part.strip().partition("=")[::2] for part in headers.get("X-Goog-Hash", "").split(","))
     expected = checksums.get("crc32c")
-    computed = base64.b64encode(google_crc32c.Checksum(content).digest()).decode()
+    computed = crc32c_of([content])
     if expected is not None and computed != expected:
         raise DataCorruption(
             None, f"Checksum mismatch: the response has crc32c {computed}, the object {expected}"

@@ -1,5 +1,6 @@
 """The interface of both kinds of storage."""
 
+import base64
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -77,6 +78,17 @@ class BlockingStore(Protocol):
     def create(self, uri: str, content: bytes) -> bool:
         """Writes the file only if it does not exist yet. Returns False if another writer created it first."""
         ...
+
+
+def crc32c_of(pieces: Iterable[bytes]) -> str:
+    """Returns the checksum of a content that comes in pieces, base64-encoded as in Cloud Storage."""
+    # Imported here: a store of local files is made without it.
+    import google_crc32c
+
+    checksum = google_crc32c.Checksum()
+    for piece in pieces:
+        checksum.update(piece)
+    return base64.b64encode(checksum.digest()).decode()
 
 
 def bounded(uri: str, names: Iterable[str], *, limit: int, longest: int) -> Sequence[str]:
